@@ -41,7 +41,7 @@ def world(tmp_path_factory) -> Path:
 
 def lose_archive(world: Path, path: Path, client: str) -> str:
     (world / "train" / f"feats.{client}.ark").rename(world / f"feats.{client}.ark")
-    return f"its feats.{client}.ark is gone"
+    return f"its feats.{client}.ark is missing"
 
 
 def lose_own(world: Path, path: Path, client: str) -> str:

@@ -169,5 +169,5 @@ def test_what_cannot_be_compared_is_one_line(world):
     path.unlink()
     report(world, "--reference", "Baseline").fails(1, str(path), "run fedtools score again")
     path.write_bytes(kept.replace(b"\t20\t", b"\t21\t", 1))
-    report(world, "--reference", "Baseline").fails(1, "other test data than those of Baseline")
+    report(world, "--reference", "Baseline").fails(1, "not the test data of Baseline")
     path.write_bytes(kept)

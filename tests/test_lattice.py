@@ -143,7 +143,7 @@ def test_what_does_not_go_with_it_is_refused(world, trained, tmp_path):
     labels = ("--set", "training.labels=continuous")
     begin(world, path, *labels).fails(1, "labels: continuous", "criterion ctc")
     method = ("--method", "decouplefl", "--set", "method_conf.personal=[encoder.layers.0.*]")
-    begin(world, path, *method).fails(1, "a model of criterion lfmmi is not cut in two")
+    begin(world, path, *method).fails(1, "a model of criterion lfmmi cannot be cut in two")
     assert not path.exists()
     inside("average", trained).ok()
     inside("export", trained, path).fails(1, "ESPnet does not support the model's criterion, lfmmi")

@@ -121,7 +121,7 @@ HEAD = "word\tcount\twords\n</s>\t1\t1\n"
         ("words.txt", "<unk>\n</s>\na\n", "words.txt:1: '</s>' belongs there"),
         ("words.txt", "</s>\na\n", "words.txt:2: '<unk>' belongs there"),
         ("words.txt", "</s>\n<unk>\na\na\n", "words.txt:4: 'a' comes twice"),
-        ("words.txt", "</s>\n<unk>\n<s>\n", "words.txt:3: '<s>' is no word"),
+        ("words.txt", "</s>\n<unk>\n<s>\n", "words.txt:3: '<s>' is not a word"),
         ("words.txt", "", "words.txt: empty"),
         ("unigram.tsv", f"{HEAD}<unk>\t1\t1\n", "unigram.tsv: 2 words"),
         ("unigram.tsv", f"{HEAD}<unk>\t1\t1\nb\t1\t1\n", "unigram.tsv:4: 'b' where 'a'"),
@@ -258,7 +258,7 @@ def test_other_options_or_text_are_refused_in_a_folder_that_has_a_model(cli, tra
         ({"lm_conf": {"dropout_rate": 1.0}}, "dropout_rate"),
         ({"vocab_size": 2}, "no room for a word"),
         ({"epochs": 0}, "option 'epochs' is 0"),
-        ({"save_interval_steps": 5}, "after every epoch, only"),
+        ({"save_interval_steps": 5}, "only after each epoch"),
         ({"optim_conf": {"rate": 1}}, "optim_conf"),
         ({"optim": "sgd", "optim_conf": {"lr": 1e30}, "grad_clip": 0.0}, "the training diverged"),
     ],
@@ -371,8 +371,8 @@ def test_going_on_from_a_model(trained, tmp_path, cli):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({**OPTIONS, "lm_conf": {**SMALL, "layer": 1}}, "another network than lm_conf"),
-        ({**OPTIONS, "vocab_size": 5}, "its words are kept"),
+        ({**OPTIONS, "lm_conf": {**SMALL, "layer": 1}}, "not the network of lm_conf"),
+        ({**OPTIONS, "vocab_size": 5}, "its vocabulary is kept"),
     ],
 )
 def test_a_model_that_cannot_be_gone_on_from(trained, tmp_path, cli, options, said):

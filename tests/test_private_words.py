@@ -219,7 +219,7 @@ def test_what_a_list_is_made_of_does_not_gain_by_it(stream, tmp_path, cli):
 
 def test_mistakes_are_told(stream, tmp_path, cli):
     (tmp_path / "list").write_text("client\tphrase\nann\t \n")
-    cli("rescore-words", stream, "--list", tmp_path / "list").fails(1, "list:2", "no phrase")
+    cli("rescore-words", stream, "--list", tmp_path / "list").fails(1, "list:2", "empty phrase")
     cli("rescore-words", stream, "--list", tmp_path / "list", "--corrected").fails(2, "--corrected")
     (tmp_path / "list").write_text("client\tphrase\nzoe\tw03\n")
     cli("rescore-words", stream, "--list", tmp_path / "list").ok()

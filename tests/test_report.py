@@ -463,7 +463,7 @@ def test_tuned_weights_are_told_and_edges_warned_of(cli, recipe):
 
 def test_a_published_table_needs_rows(cli, recipe):
     Path("paper.tsv").write_text("Method\tAVG\n")
-    cli(*arguments("--published=Paper=paper.tsv")).fails(1, "paper.tsv: a header and no row")
+    cli(*arguments("--published=Paper=paper.tsv")).fails(1, "paper.tsv: a header but no row")
 
 
 def test_show_sums_the_ledger_up(cli, recipe):
@@ -587,7 +587,8 @@ def test_attacks_are_means_over_clients_and_spread_over_seeds(tmp_path, cli):
         "II\tNMI\t-\t0.50 ± 0.00\t0.50 [0.40, 0.60]",
     ]
     (tmp_path / "0").write_text("client\tvalue\nau\t1\n")
-    cli("attack", "merge", tmp_path / "out.tsv", *pairs).fails(1, "0:2: no row of attack features")
+    done = cli("attack", "merge", tmp_path / "out.tsv", *pairs)
+    done.fails(1, "0:2: not a row of attack features")
     write_tsv(tmp_path / "0", columns, [dict.fromkeys(columns, "1")])
     merged = cli("attack", "merge", tmp_path / "out.tsv", *pairs)
     merged.fails(1, "0: no row of average", "run fedtools attack features again")

@@ -299,7 +299,7 @@ def test_an_unknown_word_of_an_unk_that_was_never_trained_is_warned_of(world, tm
     counts.write_text(counts.read_text().replace("<unk>\t1", "<unk>\t0"))
     done = inside("rescore", world / "nb", tmp_path / "m", tmp_path / "r").ok()
     assert (
-        "words are <unk>, which no training text had; train the model with a larger min_count"
+        "words are <unk>, which the training text lacks; train the model with a larger min_count"
         in done.err
     )
 
@@ -422,5 +422,5 @@ def test_other_lists_of_the_same_length_are_not_taken_for_those_that_were_scored
         shutil.copytree(world / "r", folder)
         old, new = ("\tw3 w4", "\tw3 w7") if name == "nbest.tsv" else ("w1", "w01")
         change(folder / name, old, new)
-        with pytest.raises(UserError, match=f"{name}: not the file that nnlm.scp was made with"):
+        with pytest.raises(UserError, match=f"{name}: not the file that nnlm.scp was made from"):
             open_rescored(folder)

@@ -252,7 +252,8 @@ def test_labels_that_are_not_of_what_was_sent_are_refused(searched, tmp_path):
     inside("reset", path, "--round", "4").ok()
     (file,) = path.glob("server/labels/en.*")
     file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
-    inside("rounds", path).fails(1, f"{file}: not the labels of what was sent", "remove it")
+    said = f"{file}: not the labels of the features that were sent"
+    inside("rounds", path).fails(1, said, "remove it")
 
 
 def test_empty_labels_are_left_out_and_told(world, tmp_path):
@@ -264,15 +265,15 @@ def test_empty_labels_are_left_out_and_told(world, tmp_path):
     inside("rounds", path, "--to", "2").ok()
     done = inside("rounds", path)
     *told, last = done.err.splitlines()
-    assert done.code == 1 and "no label of what clients sent has a word" in last
+    assert done.code == 1 and "all labels of clients' features are empty" in last
     for client, count in TRAIN.items():
         assert f"round 2, {client}: {count} of {count} labels are empty: left out" in told
 
 
 REFUSED = {
-    "no n-gram": (("training.server_labels=beam",), (), "server_labels: beam wants an n-gram"),
-    "no features": (("training.server_labels=transcripts",), (), "is of methods whose server"),
-    "an n-gram without a search": ((), ("lm",), "asset lm has no use of server_labels: continuous"),
+    "no n-gram": (("training.server_labels=beam",), (), "server_labels: beam needs an n-gram"),
+    "no features": (("training.server_labels=transcripts",), (), "needs a method whose server"),
+    "an n-gram without a search": ((), ("lm",), "lm has no use with server_labels: continuous"),
     "a search without a beam": (
         ("training.server_labels=beam", "training.search={beam_size: 0}"),
         ("lm",),

@@ -184,8 +184,8 @@ def test_bounds_and_the_span_of_the_clock(tmp_path, table, lines, span):
     [
         ("segments", ("a r 0.5 2", "b s 9", "c r 3.25 7.5"), "segments:2: 's 9' is not a segment"),
         ("segments", ("a r 0.5 2", "b s 9 8", "c r 3.25 7.5"), "segments:2: a segment from 9 to 8"),
-        ("utt2start", ("a 0.5", "b 3", "c soon"), "utt2start:3: 'soon' are no seconds"),
-        ("utt2start", ("a 0.5", "b nan", "c 1"), "utt2start:2: 'nan' are no seconds"),
+        ("utt2start", ("a 0.5", "b 3", "c soon"), "utt2start:3: 'soon' is not a number of seconds"),
+        ("utt2start", ("a 0.5", "b nan", "c 1"), "utt2start:2: 'nan' is not a number of seconds"),
     ],
 )
 def test_bounds_of_malformed_times(tmp_path, table, lines, said):

@@ -423,7 +423,7 @@ def test_an_error_rate_as_a_text():
     none = estimate_error_rate(np.array([1.0]), np.array([False]), np.array([["a", "b"]]))
     assert (none.low, none.high) == (0, 100)
     assert str(none) == "unknown (0 target and 1 other trials)"
-    with pytest.raises(UserError, match="a target trial of two speakers"):
+    with pytest.raises(UserError, match="a target trial has two speakers"):
         estimate_error_rate(scores, ~targets, pairs)
 
 

@@ -157,7 +157,7 @@ def test_prompts_name_the_language_where_there_are_several(tmp_path, folder):
     german = [START, IDS["<|de|>"], IDS["<|transcribe|>"], NO_TIMES]
     assert tokens.prompt("de") == tokens.prompt("de-AT") == german
     assert WhisperTokens.load(several, "de").prompt(None) == german
-    for language, said in ((None, "no language is named"), ("xx", "no language 'xx'")):
+    for language, said in ((None, "no language is given"), ("xx", "no language 'xx'")):
         with pytest.raises(UserError, match=said):
             tokens.prompt(language)
 

@@ -1,8 +1,8 @@
 """Scores of hypotheses by a low-order n-gram of the training text, for a density ratio.
 
 McDermott et al., "A density ratio approach to language model fusion in end-to-end automatic speech
-recognition", ASRU 2019: what a recogniser has learnt of its training text's language is taken off,
-as the score of a language model of that text, before another language model's is added.
+recognition", ASRU 2019: the score of a language model of the training text stands for what the
+recogniser has learnt of it, and is subtracted before another language model's score is added.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _LN10 = math.log(10)
 
 
 def score_hypotheses(ngram: Path, hypotheses: Sequence[str], path: Path) -> np.ndarray:
-    """ln P of each hypothesis with its end, (hypotheses,) float32.
+    """Return ln P of each hypothesis with its end, (hypotheses,) float32.
 
     Args:
-        ngram: folder made by `train_ngram`, of words; words that it does not know are its `<unk>`.
+        ngram: folder made by `train_ngram`, of words; words that it lacks are its `<unk>`.
         path: the file of the hypotheses, for a warning of many such words.
 
     Raises:

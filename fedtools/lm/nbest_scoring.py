@@ -36,7 +36,7 @@ from fedtools.lm.vocabulary import (
 from fedtools.lm.word_scores import MADE_FROM, NBEST, NGRAM, NNLM, check_same, encode_all, read_scp
 from fedtools.models.training import torch_settings
 
-# What a batch has at most by default: near the fastest on one thread, and little memory.
+# Default limit of a batch: near the fastest on one thread, with little memory.
 BATCH_BINS = 4000
 _DECODE = "make it with fedtools decode, merge-nbest or import-nbest"
 
@@ -53,13 +53,13 @@ def rescore(
 ) -> Path:
     """Score one job's share of the lists to `OUT/nnlm.<job>.ark` and `.scp`.
 
-    What they were made from is kept beside them, in `nnlm.<job>.yaml`; files that were made from
-    the same lists, model and batches are not made again, and any others are replaced.
+    The sums of what they were made from are kept next to them, in `nnlm.<job>.yaml`; files that
+    were made from the same lists, model and batches are not made again, and others are replaced.
 
     Args:
         nbest_dir: has nbest.tsv.
         nnlm_dir: made by `train_nnlm`.
-        job, jobs: which of how many parts.
+        job, jobs: the number of this job, from 1, and the number of jobs.
         bins: see `batches`.
 
     Returns:
@@ -86,7 +86,7 @@ def rescore(
     parts = ({names[i]: sentences[names[i]] for i in batch} for batch in share)
     total = sum(len(ids) for batch in share for i in batch for ids in sentences[names[i]])
     scores: dict[str, np.ndarray] = {}
-    # Jobs are what runs at the same time here; threads of several would wait for each other.
+    # Jobs run at the same time, and threads of several jobs would wait for each other.
     with Count(f"rescore {nbest_dir.name}", total, "words") as progress, torch_settings(1):
         for name, found in (pair for part in parts for pair in score(nnlm, part)):
             if not np.isfinite(found).all():
@@ -102,13 +102,13 @@ def rescore(
 
 
 def score(nnlm: Nnlm, sentences: dict[str, list[list[int]]]) -> Iterator[tuple[str, np.ndarray]]:
-    """The scores of a batch: each utterance with (words,) float32, hypothesis after hypothesis.
+    """Yield the scores of a batch: each utterance with (words,) float32, hypothesis by hypothesis.
 
     Args:
         sentences: utterance -> ids of its hypotheses' words, with the ends.
     """
     flat = [ids for hypotheses in sentences.values() for ids in hypotheses]
-    # Rounding can lift the probability of a sure word above 1.
+    # Rounding can lift the probability of an almost certain word above 1.
     found = np.minimum(score_tree(nnlm.network, make_tree(flat, nnlm.vocabulary.start)), 0)
     begin = 0
     for name, hypotheses in sentences.items():
@@ -118,13 +118,12 @@ def score(nnlm: Nnlm, sentences: dict[str, list[list[int]]]) -> Iterator[tuple[s
 
 
 def _warn(nnlm: Nnlm, sentences: dict[str, list[list[int]]], path: Path, model: Path) -> None:
-    """Say so where many words are unknown, or have the probability of an `<unk>` that no training
-    text had."""
+    """Warn if many words are unknown, or if some are and the training text had no `<unk>`."""
     flat = [word for hypotheses in sentences.values() for ids in hypotheses for word in ids[:-1]]
     count = flat.count(UNKNOWN_ID)
     warn_of_unknown(count, len(flat), path, model / WORDS)
     if count and not nnlm.unigram[UNKNOWN_ID]:
-        problem = f"{count} of {len(flat)} words are <unk>, which no training text had"
+        problem = f"{count} of {len(flat)} words are <unk>, which the training text lacks"
         remedy = "train the model with a larger min_count, or a smaller vocab_size"
         print(f"warning: {path}: {problem}; {remedy}", file=sys.stderr)
 
@@ -133,8 +132,8 @@ def batches(sizes: Sequence[Sequence[int]], bins: int) -> Iterator[list[int]]:
     """Cut utterances into batches of lists of about the same length.
 
     Args:
-        sizes: of each utterance the words of its hypotheses, `</s>` among them.
-        bins: of a batch, the most hypotheses x words of the longest; a single utterance may have
+        sizes: for each utterance, the numbers of words of its hypotheses, `</s>` included.
+        bins: the most hypotheses x words of the longest in a batch; a single utterance may have
             more.
 
     Yields:
@@ -157,7 +156,7 @@ def batches(sizes: Sequence[Sequence[int]], bins: int) -> Iterator[list[int]]:
 def merge(
     nbest_dir: Path, nnlm_dir: Path, out: Path, jobs: int = 1, ngram: Path | None = None
 ) -> Path:
-    """Join the jobs' scores to a folder that `open_rescored` reads, and remove the parts.
+    """Join the jobs' scores into a folder that `open_rescored` reads, and remove the parts.
 
     Args:
         ngram: folder of a low-order n-gram of words of the training text; its scores are added.
@@ -166,15 +165,15 @@ def merge(
         the folder.
 
     Raises:
-        UserError: if a job's scores are missing, or are of other lists or of another model.
+        UserError: if a job's scores are missing, or come from other lists or another model.
     """
-    _origin(nbest_dir, nnlm_dir)  # says it best where one of them is not there
+    _origin(nbest_dir, nnlm_dir)  # gives the clearest error if one of them is missing
     lists, vocabulary = _read_lists(nbest_dir), Vocabulary.read(nnlm_dir)
     if not _is_merged(out, nbest_dir, nnlm_dir):
         (out / NNLM).unlink(missing_ok=True)
         entries, bins = _read_parts(nbest_dir, nnlm_dir, out, jobs)
         check_same(entries, list(lists), out / NNLM)
-        # To the byte: its sum is what tells later that these are the lists that were scored.
+        # Byte by byte: its sum later shows that these are the lists that were scored.
         with atomic_write(out / NBEST, "wb") as file, open_input(nbest_dir / NBEST) as source:
             shutil.copyfileobj(source, file)
         vocabulary.write(out)
@@ -198,8 +197,10 @@ def merge(
 
 
 def _is_merged(out: Path, nbest_dir: Path, nnlm_dir: Path, bins: int | None = None) -> bool:
-    """Whether the folder holds the scores of these lists by this model, of these batches if given,
-    already."""
+    """Return whether the folder holds the scores of these lists by this model.
+
+    With `bins`, they must also have been computed in these batches.
+    """
     made_from = out / MADE_FROM
     if not all((out / name).exists() for name in (NNLM, NBEST, WORDS, UNIGRAM, made_from)):
         return False
@@ -211,7 +212,7 @@ def _is_merged(out: Path, nbest_dir: Path, nnlm_dir: Path, bins: int | None = No
 def _read_parts(
     nbest_dir: Path, nnlm_dir: Path, out: Path, jobs: int
 ) -> tuple[dict[str, str], int]:
-    """utterance -> where its scores are, of all jobs; and what batches they were made in."""
+    """Return utterance -> where its scores are, of all jobs, and the batches' `bins`."""
     entries: dict[str, str] = {}
     origin, bins = _origin(nbest_dir, nnlm_dir), set()
     for job in range(1, jobs + 1):
@@ -222,14 +223,14 @@ def _read_parts(
         found = read_yaml(made_from)
         bins.add(found.pop("batch_bins", None))
         if found != {"job": f"{job} of {jobs}", **origin} or len(bins) > 1:
-            problem = "the scores of other lists, jobs or batches, or by another model"
+            problem = "scores of other lists, jobs or batches, or by another model"
             raise UserError(problem, path=scp, remedy=remedy)
         entries |= read_scp(scp)
     return entries, bins.pop()
 
 
 def _origin(nbest_dir: Path, nnlm_dir: Path) -> dict[str, str]:
-    """What scores depend on, for comparison."""
+    """Return the sums of the files that scores depend on."""
     require_model(nnlm_dir)
     if not (nbest_dir / NBEST).exists():
         raise UserError(f"no {NBEST}", path=nbest_dir, remedy=_DECODE)
@@ -248,7 +249,7 @@ def _read_lists(nbest_dir: Path) -> dict[str, list[Hypothesis]]:
 def _sentences(
     vocabulary: Vocabulary, lists: dict[str, list[Hypothesis]], path: Path
 ) -> dict[str, list[list[int]]]:
-    """utterance -> the ids of its hypotheses, with the ends."""
+    """Return utterance -> the word ids of its hypotheses, with the ends."""
     flat = [one for hypotheses in lists.values() for one in hypotheses]
     ids, lengths = encode_all(vocabulary, flat, path)
     words, rows, begin = ids.tolist(), [], 0

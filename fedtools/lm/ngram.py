@@ -2,7 +2,7 @@
 
 A folder holds `<order>gram.arpa`, `<order>gram.bin` (what decoders read), `vocabulary` (one word
 or token a line, sorted) and `lm.yaml` (order, unit, and the SHA-256 of the .bin: KenLM maps the
-file as it is, and of a damaged one it ends the process, or gives any scores).
+file unchecked, and a damaged one ends the process or gives wrong scores).
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class NgramFolder:
 
     @property
     def arpa(self) -> Path:
-        """The model as text."""
+        """Return the path of the model as text."""
         return self.path / f"{self.order}gram.arpa"
 
     @property
     def binary(self) -> Path:
-        """The model as KenLM's binary file."""
+        """Return the path of the model as KenLM's binary file."""
         return self.path / f"{self.order}gram.bin"
 
     @property
     def vocabulary(self) -> Path:
-        """The list of its words or tokens."""
+        """Return the path of the list of its words or tokens."""
         return self.path / "vocabulary"
 
     @classmethod
@@ -64,8 +64,7 @@ class NgramFolder:
         """Find the n-gram in a folder.
 
         Raises:
-            UserError: if a file is missing or damaged, or lm.yaml says something else than
-                `train_ngram` does.
+            UserError: if a file is missing or damaged, or lm.yaml is not one of `train_ngram`.
         """
         path = Path(path)
         remedy = "make it with fedtools train-lm"
@@ -94,9 +93,9 @@ class Perplexity:
     """How well an n-gram predicts a text; the end of each sentence is predicted, too.
 
     Attributes:
-        sentences: how many.
-        units: words (or tokens), without ends of sentences.
-        unknown: those of them that are not in the vocabulary.
+        sentences: the number of sentences.
+        units: the number of words (or tokens), without ends of sentences.
+        unknown: the number of those that are not in the vocabulary.
         perplexity: over all units and sentence ends, unknown ones scored as <unk>.
         perplexity_known: over the known units and sentence ends.
     """
@@ -118,24 +117,24 @@ def train_ngram(
 ) -> NgramFolder:
     """Estimate an n-gram with modified Kneser-Ney smoothing (Heafield et al. 2013).
 
-    For text too small for Kneser-Ney's discounts lmplz's fixed ones are taken, and this is said on
-    stderr.
+    If the text is too small for Kneser-Ney's discounts, lmplz's fixed ones are used, with a warning
+    on stderr.
 
     Args:
         texts: Kaldi `text` files, whose utterance ids are left out.
         folder: gets the files named at the top of this module.
         order: 2 to 6.
-        tokenizer: makes it an n-gram of its tokens; None for words.
+        tokenizer: for an n-gram of its tokens; None for words.
         plain: texts with one sentence a line and no ids.
         memory: lmplz's limit for sorting, as "500M" or "20%".
 
     Raises:
-        UserError: if KenLM's programs are not there or fail, or the text is empty or damaged.
+        UserError: if KenLM's programs are missing or fail, or the text is empty or damaged.
     """
     lmplz, build_binary = find_program("lmplz"), find_program("build_binary")
     unit = "word" if tokenizer is None else "token"
     target = NgramFolder(Path(folder), order, unit)
-    # lm.yaml is written last and says that the folder is whole.
+    # lm.yaml is written last and shows that the folder is complete.
     (target.path / "lm.yaml").unlink(missing_ok=True)
     with scratch_dir(target.path) as scratch:
         corpus = scratch / "corpus"
@@ -151,8 +150,8 @@ def train_ngram(
             options = ["-o", str(order), "-S", memory, "-T", f"{scratch}/", "--skip_symbols"]
             files = ["--text", corpus, "--arpa", arpa, "--discount_fallback"]
             if "Substituting fallback" in _run_program(lmplz, *options, *files):
-                said = "too little text for Kneser-Ney's discounts: --discount_fallback sets them"
-                print(f"lmplz: {said}", file=sys.stderr)
+                cause = "too little text for Kneser-Ney's discounts"
+                print(f"lmplz: {cause}: --discount_fallback sets them", file=sys.stderr)
             with atomic_path(target.binary) as binary:
                 _run_program(build_binary, "-T", f"{scratch}/", "probing", arpa, binary)
     write_text(target.vocabulary, "".join(f"{word}\n" for word in byte_order(counts)))
@@ -168,7 +167,7 @@ def perplexity(
     tokenizer: Tokenizer | None = None,
     plain: Sequence[str | Path] = (),
 ) -> Perplexity:
-    """The perplexity of a text under an n-gram.
+    """Compute the perplexity of a text under an n-gram.
 
     Args:
         model: the n-gram.
@@ -212,8 +211,8 @@ def read_sentences(
     """Yield the words of every sentence that has any, unknown ones as `<unk>`; Kaldi texts first.
 
     Raises:
-        UserError: naming file and line, if a text cannot be read or has a word that KenLM, or we,
-            keep for ourselves.
+        UserError: naming file and line, if a text cannot be read or has a word that KenLM or
+            fedtools reserves.
     """
     for path in texts:
         yield from filter(None, map(words_of, read_transcripts(path).values()))
@@ -227,7 +226,7 @@ def read_sentences(
 
 
 def find_program(name: str) -> Path:
-    """One of KenLM's programs: the active environment's own, else the first on PATH.
+    """Find one of KenLM's programs: the active environment's own, else the first on PATH.
 
     Raises:
         UserError: if there is none.
@@ -252,7 +251,7 @@ def _write_corpus(
 
 
 def _run_program(*command: str | Path) -> str:
-    """What a program says on stderr; a `UserError` if it fails."""
+    """Run a program and return its stderr; raise a `UserError` if it fails."""
     done = subprocess.run(
         [str(part) for part in command],
         stdin=subprocess.DEVNULL,
@@ -264,8 +263,8 @@ def _run_program(*command: str | Path) -> str:
     if done.returncode == 0:
         return done.stderr
     name = Path(command[0]).name
-    # lmplz ends with what went wrong, in the line after the place in its source.
-    said = [line for line in done.stderr.splitlines() if re.search(r"[a-z]{3}", line)]
-    reason = said[-1].strip() if said else f"exit status {done.returncode}"
+    # lmplz reports the error in its last line, after a line with the place in its source.
+    lines = [line for line in done.stderr.splitlines() if re.search(r"[a-z]{3}", line)]
+    reason = lines[-1].strip() if lines else f"exit status {done.returncode}"
     remedy = "give more with --memory" if "memory" in reason.lower() else None
     raise UserError(f"{name} failed: {reason}", remedy=remedy)

@@ -1,12 +1,13 @@
 """A trained neural language model on disk.
 
     config.yaml         the network, how it was trained and on what
-    words.txt           its vocabulary, unigram.tsv how often each word was in its training text
+    words.txt           its vocabulary
+    unigram.tsv         the counts of these words in its training text
     model.safetensors   the parameters of the epoch with the least perplexity on validation text
     perplexity.tsv      epoch, perplexity on training text (with dropout) and on validation text
-    state.safetensors   while it is trained: what the next epoch begins with
+    state.safetensors   during training, the state that the next epoch begins with
 
-Whoever looks for a complete model looks for model.safetensors, which is written last.
+A folder with model.safetensors, which is written last, holds a complete model.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CONFIG, MODEL = "config.yaml", "model.safetensors"
 
 @dataclass(frozen=True)
 class Nnlm:
-    """A model and its words.
+    """A model and its vocabulary.
 
     Attributes:
         network: in evaluation mode, see `fedtools.models.nnlm.build_nnlm`.
@@ -43,7 +44,7 @@ class Nnlm:
 
     @classmethod
     def open(cls, folder: str | Path, device: str = "cpu") -> Nnlm:
-        """Read what `fedtools train-nnlm` left.
+        """Read the model that `fedtools train-nnlm` wrote.
 
         Raises:
             UserError: if the folder holds no complete model, or a file is damaged or does not
@@ -62,7 +63,7 @@ class Nnlm:
 
 
 def require_model(folder: Path) -> None:
-    """Fail with a `UserError` unless a folder holds a model whose training has ended."""
+    """Raise a `UserError` unless a folder holds a model whose training has ended."""
     if not (folder / MODEL).exists():
         problem = f"no {MODEL}: not the folder of a neural language model, or not trained yet"
         raise UserError(problem, path=folder, remedy="run fedtools train-nnlm to its end")

@@ -1,8 +1,8 @@
 """Training of a neural language model on background text, by cross-entropy.
 
-An epoch sees every sentence once, in batches of sentences of about the same length. Everything
-random of an epoch is keyed by the seed and its number, and what the next one begins with is saved
-at its end: a killed run that is started again ends with the same model.
+An epoch goes through every sentence once, in batches of sentences of about the same length. The
+random numbers of an epoch depend on the seed and its number alone, and its end state is saved: a
+killed run that is started again ends with the same model.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class NnlmTraining(Training):
 
     Attributes:
         lm_conf: the network, fields of `fedtools.models.nnlm.NnlmOptions` (ESPnet's names).
-        vocab_size: lines of words.txt at most, `</s>` and `<unk>` among them; None for any number.
+        vocab_size: the most lines of words.txt, `</s>` and `<unk>` included; None for any number.
         min_count: words that are rarer in the training text are `<unk>`.
         epochs: passes over the training text.
-        batch_words: words of a padded batch, ends of sentences among them, at most; a longer
-            sentence is a batch of its own.
-        sampled: of the rarer words, so many are drawn for each batch, and stand for all in the sum
-            that probabilities are normalised by; 0 sums over all words. Validation, and whoever
-            scores with the model, sums over all words in either case.
-        frequent: so many of the most frequent words are in every sum, with `sampled`.
+        batch_words: the most words of a padded batch, ends of sentences included; a longer sentence
+            is a batch of its own.
+        sampled: the number of rarer words that are drawn for each batch, and stand for all of them
+            in the sum that normalises probabilities; 0 sums over all words. Validation and scoring
+            always sum over all words.
+        frequent: the number of most frequent words that are in every sum, with `sampled`.
     """
 
     optim_conf: dict = field(default_factory=lambda: {"lr": 1e-3})
@@ -83,25 +83,25 @@ class NnlmTraining(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.save_interval_steps:
-            raise ValueError("save_interval_steps: the state is saved after every epoch, only")
+            raise ValueError("save_interval_steps: the state is saved only after each epoch")
         if self.vocab_size is not None and self.vocab_size < 3:
             raise ValueError(f"vocab_size is {self.vocab_size}: no room for a word")
 
 
 @dataclass(frozen=True)
 class Texts:
-    """What a model is trained on: Kaldi texts, and texts without utterance ids."""
+    """Texts to train a model on: Kaldi texts, texts without utterance ids, and validation texts."""
 
     texts: Sequence[Path] = ()
     plain: Sequence[Path] = ()
     valid: Sequence[Path] = ()
 
     def origin(self) -> dict[str, list[str]]:
-        """Their sums, for comparison."""
+        """Return the sums of the texts, for comparison."""
         return {name: [sha256(path) for path in paths] for name, paths in asdict(self).items()}
 
     def counted(self, training: NnlmTraining, start: Path | None) -> _Words:
-        """Read them, and make the vocabulary, or take over that of a model, and add to its counts.
+        """Read the texts, and make a vocabulary, or take over a model's and add to its counts.
 
         Raises:
             UserError: if a text is empty or damaged.
@@ -118,14 +118,14 @@ class Texts:
         counts, unknown = read_unigram(start, vocabulary)
         for one in _encode(vocabulary, sentences):
             np.add.at(counts, one, 1)
-        # Which of them the other text has, too, is not known any more: it is these at most.
+        # An upper bound: which of them the model's own text had is no longer known.
         new = {word for sentence in sentences for word in sentence} - vocabulary.ids.keys()
         return _Words(sentences, held_out, vocabulary, counts, unknown + len(new))
 
 
 @dataclass(frozen=True)
 class _Words:
-    """Texts, and what their words are; see `make_vocabulary`."""
+    """Texts with their vocabulary and counts; see `make_vocabulary`."""
 
     sentences: list[list[str]]
     held_out: list[list[str]]
@@ -135,7 +135,7 @@ class _Words:
 
 
 def read_options(config: str | Path | None, section: str) -> NnlmTraining:
-    """Read the section of a YAML file that says how to train; without a file, the defaults."""
+    """Read the training options from a section of a YAML file; without a file, use the defaults."""
     where = f"{config}: {section}" if config else section
     content = read_yaml(config) if config else {}
     if config and section not in content:
@@ -157,9 +157,10 @@ def train_nnlm(
     """Train a model and write it to a folder, see `fedtools.lm.nnlm`.
 
     Args:
-        texts, training: what it is trained on, and how.
+        texts: the training and validation texts.
+        training: the options.
         out: the folder.
-        seed: of everything random.
+        seed: random seed.
         device: where it is trained.
         start: the folder of a model whose parameters and vocabulary it begins with; unigram.tsv
             then counts both trainings' words.
@@ -200,7 +201,7 @@ def train_nnlm(
 
 
 def _told(training: NnlmTraining) -> dict[str, Any]:
-    """The options as config.yaml has them; those of a sampled sum only where it is sampled."""
+    """Return the options as config.yaml has them, those of sampling only if it is used."""
     content = asdict(training)
     if not training.sampled:
         del content["sampled"], content["frequent"]
@@ -208,30 +209,30 @@ def _told(training: NnlmTraining) -> dict[str, Any]:
 
 
 def _same_network(start: Path, options: NnlmOptions, training: NnlmTraining) -> str:
-    """The sum of the model to begin with.
+    """Return the sum of the model to begin with.
 
     Raises:
-        UserError: if it is none, or of another network, or the vocabulary is to be another one.
+        UserError: if there is no model, it has another network, or options set another vocabulary.
     """
     require_model(start)
     if network_options(read_yaml(start / CONFIG).get("lm_conf"), start / CONFIG) != options:
-        raise UserError("another network than lm_conf", path=start, remedy="give the same lm_conf")
+        raise UserError("not the network of lm_conf", path=start, remedy="give the same lm_conf")
     if training.vocab_size is not None:
-        raise UserError("its words are kept", path=start, remedy="leave vocab_size out")
+        raise UserError("its vocabulary is kept", path=start, remedy="leave vocab_size out")
     return sha256(start / MODEL)
 
 
 def _freeze(out: Path, content: dict[str, Any]) -> None:
-    """Write what a training is begun with; insist on it from its first complete epoch on."""
+    """Write a training's options, or raise a `UserError` if it has an epoch with other ones."""
     path, begun = out / CONFIG, any((out / name).exists() for name in (STATE, MODEL))
-    # Left by a training that came to nothing, and whose options may have been the reason.
+    # Left by a training that failed in its first epoch, perhaps because of its options.
     if not begun and path.exists() and read_yaml(path).keys() == content.keys():
         path.unlink()
     freeze(path, content, "other options or other text")
 
 
 def perplexity(model: nn.Module, sentences: Sequence[list[int]], batch_words: int) -> float:
-    """exp of the mean of -ln p over all words and ends; an unknown word counts as `<unk>`."""
+    """Return exp of the mean -ln p over all words and ends; unknown words count as `<unk>`."""
     model.eval()
     total = 0.0
     with torch.inference_mode():
@@ -241,7 +242,7 @@ def perplexity(model: nn.Module, sentences: Sequence[list[int]], batch_words: in
 
 
 class _Run:
-    """A training under way."""
+    """A training run."""
 
     def __init__(
         self, model: nn.Module, vocabulary: Vocabulary, training: NnlmTraining, seed: int, out: Path
@@ -255,7 +256,7 @@ class _Run:
         self.best: dict[str, torch.Tensor] = {}
 
     def train(self, sentences: list[list[int]], valid: list[list[int]]) -> list:
-        """All epochs that are left; at the end the best one's model is written."""
+        """Train the remaining epochs, and write the best one's model at the end."""
         if (self.out / MODEL).exists():
             return self._finished()
         self._resume()
@@ -267,7 +268,7 @@ class _Run:
                 train = self._epoch(epoch, sentences, progress)
                 held_out = perplexity(self.model, valid, self.training.batch_words)
                 if not math.isfinite(train + held_out):
-                    # With these options it would diverge again, from wherever it went on.
+                    # With these options it would diverge again if it went on from this state.
                     (self.out / STATE).unlink(missing_ok=True)
                     remedy = "begin anew with a smaller learning rate"
                     problem = f"epoch {epoch}: the training diverged"
@@ -280,7 +281,7 @@ class _Run:
         return self.history
 
     def _epoch(self, epoch: int, sentences: list[list[int]], progress: Count) -> float:
-        """One pass; returns the perplexity that the words had when they were trained on."""
+        """Train one epoch, and return the perplexity of words when they were trained on."""
         training = self.training
         random = generator(self.seed, "nnlm", epoch)
         torch.manual_seed(seed64(self.seed, "nnlm", epoch, "dropout"))
@@ -305,7 +306,7 @@ class _Run:
         return _exp(total / sum(map(len, sentences)))
 
     def _sample(self, random: np.random.Generator) -> torch.Tensor | None:
-        """Rare words for a batch, behind the number of the first rare one; None of none."""
+        """Draw rare words for a batch: the first rare id, then those drawn; None for all words."""
         first, number = min(self.training.frequent, len(self.vocabulary)), self.training.sampled
         rare = len(self.vocabulary) - first
         if not number or rare <= number:
@@ -314,7 +315,7 @@ class _Run:
         return torch.tensor([first, *drawn.tolist()])
 
     def _keep(self, train: float, valid: float) -> None:
-        """Write the state after an epoch, and what is derived from it."""
+        """Write the state after an epoch, and the perplexities of all epochs so far."""
         if valid < min((before for _, before in self.history), default=math.inf):
             self.best = {
                 name: value.detach().cpu().clone() for name, value in self.model.named_parameters()
@@ -353,7 +354,7 @@ class _Run:
     def _finished(self) -> list[tuple[float, float]]:
         from fedtools.files.tables import read_tsv
 
-        # A kill between the two last steps leaves it.
+        # A kill after the model was written leaves the state behind.
         (self.out / STATE).unlink(missing_ok=True)
         rows = read_tsv(self.out / PERPLEXITY, _COLUMNS, ("train", "valid"), ("nan", "inf"))
         return [(float(row["train"]), float(row["valid"])) for row in rows]
@@ -373,7 +374,7 @@ def _losses(
 
 
 def _batches(lengths: Sequence[int], words: int) -> list[list[int]]:
-    """Cut sentences into batches of about the same length; of one length, in their order."""
+    """Cut sentences into batches of about the same length, keeping the order of equal lengths."""
     found: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         # The last one is the longest.

@@ -1,12 +1,11 @@
-"""The words of many hypotheses scored at once: each distinct prefix once, whoever shares it.
+"""Word scores of many hypotheses at once, with each distinct prefix computed only once.
 
-N-best lists repeat themselves: their hypotheses have the same words up to where they differ. All
-prefixes of a batch form a tree whose nodes are the distinct ones. Everything in a transformer that
-works word by word (embeddings, projections, feed-forward layers, and the output layer, which costs
-most) is computed for the nodes alone. Attention alone needs paths: queries, keys and values of the
-nodes are laid out as rows, one for each path from the root to a leaf, and after a plain causal
-attention one copy of each node is taken back. What pads a row stands behind it, where causal
-attention does not look.
+Hypotheses of an N-best list share their words up to where they differ. All prefixes of a batch form
+a tree whose nodes are the distinct ones. Everything in a transformer that works word by word
+(embeddings, projections, feed-forward layers, and the output layer, which costs most) is computed
+for the nodes alone. Only attention needs paths: queries, keys and values of the nodes are laid out
+as rows, one for each path from the root to a leaf, and after a plain causal attention one copy of
+each node is taken back. Padding is at a row's end, where causal attention does not look.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from fedtools.models.nnlm import word_logits
 
-# Logits (nodes x words) that are there at a time.
+# The most logits (nodes x words) in memory at a time.
 _MAX_LOGITS = 1 << 22
 
 
@@ -33,8 +32,8 @@ class PrefixTree:
     that comes after it in some sentence; pairs are sorted by their nodes.
 
     Attributes:
-        words: (N,) the id of each node's last word; of node 0 that of the start.
-        depths: (N,) numbers of words.
+        words: (N,) the id of each node's last word; for node 0 that of the start.
+        depths: (N,) the number of words in each node's prefix.
         paths: (R, T) the nodes of each path, then zeros.
         places: (N,) where each node stands in `paths`, counted through the rows.
         pair_nodes: (P,) the node of each pair.
@@ -52,7 +51,7 @@ class PrefixTree:
 
 
 def make_tree(sentences: Sequence[Sequence[int]], start: int) -> PrefixTree:
-    """The tree of sentences, each the ids of its words and then that of the end.
+    """Build the tree of sentences, each the ids of its words and then that of the end.
 
     Args:
         sentences: at least one.
@@ -93,7 +92,7 @@ def make_tree(sentences: Sequence[Sequence[int]], start: int) -> PrefixTree:
 
 
 def _paths(parents: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Depths, paths and places of a tree's nodes."""
+    """Return the depths, paths and places of a tree's nodes."""
     depths = np.zeros(len(parents), dtype=np.int64)
     is_leaf = np.ones(len(parents), dtype=bool)
     for node, parent in enumerate(parents[1:], 1):
@@ -103,7 +102,7 @@ def _paths(parents: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     paths = np.zeros((len(rows), int(depths.max()) + 1), dtype=np.int64)
     places = np.zeros(len(parents), dtype=np.int64)
     at, row = rows.copy(), np.arange(len(rows))
-    # All paths at once, from the leaves to the root.
+    # Follow all paths at once, from the leaves to the root.
     while len(row):
         paths[row, depths[at]] = at
         places[at] = row * paths.shape[1] + depths[at]
@@ -113,11 +112,11 @@ def _paths(parents: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @torch.no_grad()
 def score_tree(model: nn.Module, tree: PrefixTree) -> np.ndarray:
-    """ln p(word | words before it), float32 (W,), for every word of every sentence of a tree.
+    """Return ln p(word | words before it), float32 (W,), of every word of every sentence of a tree.
 
     Args:
         model: made by `build_nnlm`, in evaluation mode.
-        tree: whose ids are the model's.
+        tree: with the model's word ids.
     """
     device = model.decoder.weight.device
     given = {
@@ -132,7 +131,7 @@ def score_tree(model: nn.Module, tree: PrefixTree) -> np.ndarray:
 def _encode(
     model: nn.Module, words: Tensor, depths: Tensor, paths: Tensor, places: Tensor
 ) -> Tensor:
-    """What ESPnet's encoder gives for the last word of each node's prefix, (N, att_unit)."""
+    """Return ESPnet's encoder output for the last word of each node's prefix, (N, att_unit)."""
     hidden = _embed(model, words, depths, paths.shape[1])
     for block in model.encoder.encoders:
         attention = block.self_attn
@@ -149,7 +148,7 @@ def _encode(
 
 
 def _embed(model: nn.Module, words: Tensor, depths: Tensor, longest: int) -> Tensor:
-    """The input of the first block, (N, att_unit), each node at its own position."""
+    """Return the input of the first block, (N, att_unit), with each node at its own position."""
     *layers, positions = model.encoder.embed
     hidden = model.embed(words)
     for layer in layers:
@@ -161,7 +160,7 @@ def _embed(model: nn.Module, words: Tensor, depths: Tensor, longest: int) -> Ten
 
 
 def _score_pairs(model: nn.Module, hidden: Tensor, nodes: Tensor, words: Tensor) -> Tensor:
-    """ln p(word | prefix) of pairs sorted by their nodes, (P,)."""
+    """Return ln p(word | prefix) of pairs sorted by their nodes, (P,)."""
     step = max(1, _MAX_LOGITS // len(model.decoder.weight))
     scores = hidden.new_empty(len(nodes))
     firsts = range(0, len(hidden), step)

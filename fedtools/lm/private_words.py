@@ -1,7 +1,7 @@
-"""A client's own words: names and jargon that rescoring favours at this client, and nobody is sent.
+"""A client's own words: names and jargon that its rescoring favours, and that it never sends.
 
-A list has words or phrases. Each hypothesis has a number of words that are parts of listed phrases;
-these get a bonus, whatever language models think of them: most are unknown to both.
+A list has words or phrases. Each word of a hypothesis that is part of a listed phrase gets a bonus,
+independent of the language models: most listed words are unknown to both of them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fedtools.files.symbols import is_unknown, words_of
 from fedtools.files.tables import read_tsv, write_tsv
 
 COLUMNS = ("client", "phrase")
-# In a trie: a phrase ends here.
+# Marks the end of a phrase in a trie.
 _END = ""
 
 
 class Trie:
-    """Phrases by their words, from the first on."""
+    """A trie of phrases, word by word."""
 
     def __init__(self, phrases: Iterable[str]):
         self._root: dict = {}
@@ -34,7 +34,7 @@ class Trie:
             node[_END] = {}
 
     def covered(self, words: Sequence[str]) -> int:
-        """How many words are parts of phrases, read from the left, the longest phrase first."""
+        """Count the words that are parts of phrases, from the left, the longest phrase first."""
         at = count = 0
         while at < len(words):
             length = self._longest(words, at)
@@ -53,7 +53,7 @@ class Trie:
 
 
 def read_phrases(path: str | Path) -> dict[str, list[str]]:
-    """Client -> its phrases, from a table of `COLUMNS`.
+    """Read client -> its phrases from a table of `COLUMNS`.
 
     Raises:
         UserError: if it is malformed, or a phrase is empty.
@@ -62,7 +62,7 @@ def read_phrases(path: str | Path) -> dict[str, list[str]]:
     for line, row in enumerate(read_tsv(path, COLUMNS), 2):
         check_id(row["client"], "client", path, line)
         if not row["phrase"].split():
-            raise UserError("no phrase", path=path, line=line)
+            raise UserError("empty phrase", path=path, line=line)
         found.setdefault(row["client"], []).append(row["phrase"])
     return found
 
@@ -78,15 +78,15 @@ def write_phrases(path: str | Path, phrases: Mapping[str, Iterable[str]]) -> Non
 def rare_words(
     said: Mapping[str, Sequence[str]], background: Mapping[str, int], most: int, times: int = 2
 ) -> dict[str, list[str]]:
-    """Words that a client has said several times and the background text hardly has.
+    """Return the words that a client has said several times and that are rare in the background.
 
-    The unknown word is none of them: a bonus of it would be one of any word.
+    The unknown word is not among them: its bonus would be one for any word.
 
     Args:
         said: client -> sentences.
         background: word -> its count in the background text.
-        most: a word of the list comes at most so often in the background.
-        times: and at least so often at the client.
+        most: the highest count in the background of a listed word.
+        times: the lowest count at the client of a listed word.
     """
     found = {}
     for client, sentences in said.items():
@@ -102,18 +102,18 @@ def rare_words(
 def covered_words(
     hypotheses: Sequence[str], owners: Mapping[str, slice], phrases: Mapping[str, Sequence[str]]
 ) -> np.ndarray:
-    """(H,) words of each hypothesis that its client's list covers.
+    """Count the words of each hypothesis that its client's list covers, (H,).
 
     Args:
         hypotheses: of all clients.
         owners: client -> its hypotheses.
-        phrases: client -> its list; others have none.
+        phrases: client -> its list, for clients that have one.
 
     Raises:
-        UserError: if a list is of no client.
+        UserError: if a list belongs to no client.
     """
     if unknown := sorted(phrases.keys() - owners.keys()):
-        raise UserError(f"a list of words of {unknown[0]!r}, who is no client")
+        raise UserError(f"a list of words belongs to {unknown[0]!r}, which is not a client")
     found = np.zeros(len(hypotheses))
     for client, own in phrases.items():
         trie, part = Trie(own), owners[client]

@@ -1,6 +1,6 @@
-"""Second-pass rescoring of stored scores, word by word, of a whole run of utterances at once.
+"""Second-pass rescoring from stored scores, word by word, for a whole run of utterances at once.
 
-The neural language model is not asked again: its log-probabilities of all words are there.
+The neural language model is not run again: its log-probabilities of all words are stored.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Weights:
     Attributes:
         lm_weight: of both language models' log-probabilities, natural log.
         word_score: added for each word.
-        nnlm: share of the NNLM, the n-gram's being the rest; 0 is the first pass.
-        density: of the low-order n-gram of the training text, which is taken away.
+        nnlm: share of the NNLM, with the rest for the n-gram; 0 is the first pass.
+        density: weight of the low-order n-gram of the training text, whose score is subtracted.
         bonus: added for each word that the client's own list covers.
     """
 
@@ -40,9 +40,9 @@ class Weights:
 
 
 def warn_of_no_lm(rescored: Rescored, weights: Weights, path: str | Path) -> None:
-    """Say on stderr where the NNLM shares its weight with a language model that is not there.
+    """Warn on stderr if the NNLM shares its weight with a language model that has no scores.
 
-    Lists of ESPnet, and those of greedy search, have no score of a first pass' language model.
+    Lists from ESPnet, or from greedy search, have no score of a first pass' language model.
 
     Args:
         path: the file of the lists.
@@ -54,10 +54,10 @@ def warn_of_no_lm(rescored: Rescored, weights: Weights, path: str | Path) -> Non
 
 
 def background_of(counts: np.ndarray) -> np.ndarray:
-    """u(w) of the words' counts in the background text, (V,), one added to each; 0 for `</s>`.
+    """Return u(w) from counts in the background text, (V,), with one added to each; 0 for `</s>`.
 
-    Clients count words alone. With `</s>` in u(w), each word would be likelier at a client than
-    here, whatever the client says.
+    Clients count words alone. With `</s>` in u(w), every word would be likelier at a client than in
+    the background, whatever the client says.
     """
     counts = counts + 1.0
     counts[END_ID] = 0
@@ -99,18 +99,19 @@ class Lists:
     def best(
         self, utterances: slice, factors: np.ndarray | None, scores_of: np.ndarray | None = None
     ) -> np.ndarray:
-        """The best hypothesis of each utterance, by its number among all hypotheses.
+        """Return the best hypothesis of each utterance, by its number among all hypotheses.
 
         Args:
-            utterances: a run of them.
+            utterances: a contiguous run of utterances.
             factors: (V,), added to the NNLM's log-probability of each word; None adds nothing.
-            scores_of: (words of these utterances,), another model's log-probabilities instead.
+            scores_of: (words of these utterances,), another model's log-probabilities in place of
+                the NNLM's.
         """
         first = self.rescored.first_hypothesis
         begin = first[utterances.start]
         scores = self.scores(utterances, factors, scores_of)
         own = first[utterances.start : utterances.stop + 1] - begin
-        # Of equal scores the lowest rank wins.
+        # Among equal scores, the lowest rank wins.
         return np.array(
             [begin + at + scores[at:to].argmax() for at, to in pairwise(own)],
             int,
@@ -119,7 +120,7 @@ class Lists:
     def scores(
         self, utterances: slice, factors: np.ndarray | None, scores_of: np.ndarray | None = None
     ) -> np.ndarray:
-        """(hypotheses of these utterances,) the scores that `best` compares, natural log."""
+        """Return the scores that `best` compares, natural log, (these utterances' hypotheses,)."""
         first = self.rescored.first_hypothesis
         begin, end = first[utterances.start], first[utterances.stop]
         scores: np.ndarray = self._fixed[begin:end]
@@ -136,11 +137,11 @@ class Lists:
         return scores
 
     def words(self, utterances: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The words of all hypotheses of some utterances, one after the other, without `</s>`.
+        """Return the words of all hypotheses of some utterances, concatenated, without `</s>`.
 
         Returns:
-            of each word its id, the rank of its hypothesis, and which of the utterances it is of,
-            from 0.
+            for each word its id, the rank of its hypothesis, and the number of its utterance, from
+            0.
         """
         first, starts = self.rescored.first_hypothesis, self.rescored.first_word
         begin, end = first[utterances.start], first[utterances.stop]

@@ -1,4 +1,4 @@
-"""Rescored N-best lists as clients meet them: who said them, and in which order."""
+"""Streams of rescored N-best lists: the lists by client, in the order of its utterances."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ from fedtools.lm.word_scores import (
 
 
 def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> None:
-    """Put rescored lists and who said them, and when, into one folder for `open_stream`.
+    """Write rescored lists, with clients and times, into one folder for `open_stream`.
 
     Args:
         data_dir: has utt2client, and maybe text, utt2spk, and segments or `STARTS`.
-        rescored: what `fedtools rescore` left.
+        rescored: the folder that `fedtools rescore` wrote.
 
     Raises:
-        UserError: if the two are not of the same utterances, or a file is one that `open_stream`
-            would refuse.
+        UserError: if the two do not have the same utterances, or `open_stream` would refuse a file.
     """
     data_dir, rescored, out = Path(data_dir), Path(rescored), Path(out)
     tables = ("utt2client", "text", "utt2spk", SEGMENTS)
@@ -55,7 +54,7 @@ def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> 
             with atomic_path(out / file.name) as temporary:
                 shutil.copyfile(file, temporary)
         else:
-            # An earlier run's, perhaps.
+            # It may be left over from an earlier run.
             (out / file.name).unlink(missing_ok=True)
     for name in (NNLM, NGRAM):
         if (rescored / name).exists():
@@ -64,18 +63,19 @@ def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> 
             (out / name).unlink(missing_ok=True)
 
 
-# Of a data directory: when utterances begin. Without segments, a table of seconds has it.
+# The files of a data directory that give the start times of utterances: Kaldi's segments, or a
+# table of seconds.
 SEGMENTS, STARTS = "segments", "utt2start"
 NO_TIMES = f"no {SEGMENTS} or {STARTS}, whose times groups: clock needs"
 # Clients' own lists of words, see `fedtools.lm.private_words`.
 PHRASES = "phrases.tsv"
-# The utterances whose words made these lists, one a line; of lists that users gave there are none.
+# The utterances that these lists were made from, one a line; missing for lists given by users.
 MADE_OF = "phrases_of"
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Lists in the order in which clients meet them.
+    """Lists in the order in which clients rescore them.
 
     Attributes:
         rescored: the lists, those of a client together.
@@ -83,7 +83,8 @@ class Stream:
         begins: (utterances,) seconds at which each begins in its recording; None if no times are
             known.
         phrases: client -> its own list of words; None if there are no lists.
-        made_of: the utterances whose words the lists were made of. They know nothing of lists.
+        made_of: the utterances that the lists of words were made from, to which these lists do not
+            apply.
     """
 
     rescored: Rescored
@@ -93,9 +94,10 @@ class Stream:
     made_of: frozenset[str] = frozenset()
 
     def covered(self) -> np.ndarray | None:
-        """(H,) words of each hypothesis that its client's list covers; None without lists.
+        """Count the words of each hypothesis that its client's list covers, (H,).
 
-        Of an utterance in `made_of` it is 0: when it was said, there was no list.
+        The count is 0 for an utterance in `made_of`: there was no list when it was said. Without
+        any lists the result is None.
         """
         if self.phrases is None:
             return None
@@ -109,27 +111,27 @@ class Stream:
         return np.where(np.repeat(before, np.diff(first)), 0, found)
 
     def groups(self, client: str, rounds: int, span: float | None = None) -> list[slice]:
-        """A client's utterances in rounds + 1 groups, see `groups_of`.
+        """Return a client's utterances in rounds + 1 groups, see `groups_of`.
 
         Raises:
-            UserError: if they shall be cut by time, and no times are known.
+            UserError: if they are to be cut by time, and no times are known.
         """
         if span is not None and self.begins is None:
-            raise UserError(NO_TIMES, remedy="take groups: even")
+            raise UserError(NO_TIMES, remedy="set groups: even")
         return groups_of(self.runs[client], rounds, self.begins, span)
 
 
 def groups_of(
     utterances: slice, rounds: int, begins: np.ndarray | None = None, span: float | None = None
 ) -> list[slice]:
-    """A client's utterances, in the order in which they were said, in rounds + 1 groups.
+    """Cut a client's utterances, in the order in which they were said, into rounds + 1 groups.
 
     Args:
-        utterances: a run of them.
+        utterances: the client's run of utterances.
         rounds: T.
-        begins: (utterances of all,) when each begins, seconds; of use with `span` alone.
-        span: seconds, of which groups are equal parts; what begins later is in the last group. It
-            must be known without the data, so that no utterance decides another one's group.
+        begins: (utterances of all,) when each begins, seconds; only needed with `span`.
+        span: seconds that groups divide into equal parts; later utterances are in the last group.
+            It must be known without the data, so that no utterance affects the group of another.
             None makes groups of equal numbers, section 3.2.
     """
     if span is not None:
@@ -144,10 +146,10 @@ def groups_of(
 
 
 def open_stream(folder: str | Path) -> Stream:
-    """Read what `make_stream` wrote.
+    """Read the stream that `make_stream` wrote.
 
-    The times of segments, or else of utt2start, tell the order; without either it is that of the
-    utterances' names.
+    Utterances are ordered by the times in segments, or else in utt2start; without either, by their
+    names.
 
     Raises:
         UserError: if the utterances are not those of utt2client, or one has no time.
@@ -188,16 +190,16 @@ def _made_of(folder: Path, utterances: Sequence[str]) -> frozenset[str]:
 
 
 def times_in(folder: Path) -> Path | None:
-    """The table of a folder that tells when utterances begin, if it has one."""
+    """Return the table of a folder that gives the utterances' start times, if it has one."""
     return next((folder / name for name in (SEGMENTS, STARTS) if (folder / name).exists()), None)
 
 
 def read_times(path: Path) -> dict[str, tuple[float, float]]:
-    """When utterances begin and end, by a table that `times_in` found.
+    """Read when utterances begin and end, from a table that `times_in` found.
 
     Returns:
-        utterance -> seconds of its beginning and its end. Where the table tells no end (`STARTS`,
-        or -1 in segments), the end is the beginning.
+        utterance -> seconds of its beginning and its end. If the table gives no end (`STARTS`, or
+        -1 in segments), the end is the beginning.
 
     Raises:
         UserError: naming the line that is malformed.
@@ -213,7 +215,7 @@ def read_times(path: Path) -> dict[str, tuple[float, float]]:
 
 
 def _times(folder: Path, utterances: Sequence[str]) -> dict[str, float] | None:
-    """Seconds at which utterances begin; None if the folder does not tell."""
+    """Return the seconds at which utterances begin; None if the folder does not have them."""
     path = times_in(folder)
     if path is None:
         return None
@@ -224,10 +226,10 @@ def _times(folder: Path, utterances: Sequence[str]) -> dict[str, float] | None:
 
 
 def spoken(folder: str | Path, utterances: Sequence[str]) -> dict[str, str]:
-    """What was said in each of these utterances, by FOLDER/text.
+    """Read FOLDER/text, utterance -> words.
 
     Raises:
-        UserError: if it lacks one of them.
+        UserError: if it lacks one of the given utterances.
     """
     text = DataDir.read(folder, "text").text
     if lacking := [name for name in utterances if name not in text]:
@@ -241,45 +243,45 @@ def _seconds(value: str, path: Path, line: int) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < math.inf:
-        problem = f"{value!r} are no seconds"
+        problem = f"{value!r} is not a number of seconds"
         raise UserError(problem, path=path, line=line, remedy="write: utterance seconds, from 0")
     return seconds
 
 
 def list_words(folder: str | Path, rounds: int, most: int, corrected: bool = False) -> int:
-    """Make every client's list of what it says in its first group.
+    """Make every client's list of words from its first group of utterances.
 
-    Writes FOLDER/phrases.tsv, and which utterances it was made of, for `open_stream`.
+    This writes FOLDER/phrases.tsv, and the utterances that it was made from, for `open_stream`.
 
     Args:
         rounds: T of the groups.
-        most: words are listed that the background text has so often at most.
-        corrected: by FOLDER/text, in the place of the first pass' best hypotheses, which know no
-            new words.
+        most: the highest count in the background text of a listed word.
+        corrected: take the words from FOLDER/text, not from the first pass' best hypotheses, which
+            have no new words.
 
     Returns:
-        how many words are listed, over all clients.
+        the number of listed words, over all clients.
 
     Raises:
-        UserError: if corrected, and there is no text of an utterance.
+        UserError: if corrected, and an utterance has no text.
     """
-    # Those of other data, perhaps.
+    # Existing lists may be of other data.
     _remove_words(Path(folder))
     stream = open_stream(folder)
     rescored = stream.rescored
     counts = dict(zip(rescored.vocabulary.words, rescored.unigram.tolist(), strict=True))
     text = spoken(folder, rescored.utterances) if corrected else {}
-    said, made_of = {}, []
+    sentences, made_of = {}, []
     for client in stream.runs:
         group = stream.groups(client, rounds)[0]
         names = rescored.utterances[group]
         if corrected:
-            said[client] = [text[name] for name in names]
+            sentences[client] = [text[name] for name in names]
         else:
             best = rescored.first_hypothesis[group.start : group.stop]
-            said[client] = [rescored.hypotheses[index] for index in best]
+            sentences[client] = [rescored.hypotheses[index] for index in best]
         made_of += names
-    phrases = rare_words(said, counts, most)
+    phrases = rare_words(sentences, counts, most)
     put_words(folder, phrases, made_of)
     return sum(map(len, phrases.values()))
 
@@ -287,8 +289,8 @@ def list_words(folder: str | Path, rounds: int, most: int, corrected: bool = Fal
 def put_words(
     folder: str | Path, phrases: Mapping[str, Sequence[str]], made_of: Sequence[str] = ()
 ) -> None:
-    """Write clients' lists of words, and the utterances that they were made of, if any."""
-    # A run that is killed leaves no list with another one's utterances.
+    """Write clients' lists of words, and the utterances that they were made from, if any."""
+    # So that a killed run leaves no list next to the utterances of another list.
     _remove_words(Path(folder))
     if made_of:
         write_text(Path(folder) / MADE_OF, "".join(f"{name}\n" for name in made_of))
@@ -301,7 +303,7 @@ def _remove_words(folder: Path) -> None:
 
 
 def reordered(rescored: Rescored, order: np.ndarray) -> Rescored:
-    """The same lists with the utterances in another order."""
+    """Return the same lists with the utterances in another order."""
     first, words = rescored.first_hypothesis, rescored.first_word
     hypotheses = _runs(first[order], np.diff(first)[order])
     lengths = np.diff(words)[hypotheses]
@@ -322,6 +324,6 @@ def reordered(rescored: Rescored, order: np.ndarray) -> Rescored:
 
 
 def _runs(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The numbers start, start + 1, ... of each run, one run after the other."""
+    """Return the numbers start, start + 1, ... of each run, one run after the other."""
     ends = np.cumsum(sizes)
     return np.repeat(starts - ends + sizes, sizes) + np.arange(ends[-1] if len(ends) else 0)

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 WORD_START = "▁"  # SentencePiece's mark in front of the first piece of a word
 # SentencePiece leaves out longer lines silently (its default is 4192 bytes).
 _LONGEST_LINE = 1 << 24
-# So many transcripts are spelled, at most, to see whether tokens can.
+# The most transcripts that are spelled to check tokens.
 _SPELLED = 500
 
 
 class Tokenizer:
     """Words to token ids and back; characters, BPE and words behave alike.
 
-    A word `<unk>` is the token `<unk>`, as a word is that no token covers.
+    A word `<unk>` becomes the token `<unk>`, as does a word that no token covers.
 
     Args:
         tokens: the token list; an id is a position in it. `tokens[0]` is the CTC blank.
@@ -59,7 +59,7 @@ class Tokenizer:
         self.tokens = list(tokens)
         self.token_type = BPE if model is not None else WORD if words else CHAR
         self._ids = {token: index for index, token in enumerate(self.tokens)}
-        # Of characters: a symbol of several wherever it stands, as ESPnet has it.
+        # Among characters, a symbol of several characters matches anywhere, as in ESPnet.
         special = (BLANK, UNKNOWN, SPACE, SOS_EOS)
         symbols = [token for token in self.tokens if len(token) > 1 and token not in special]
         longest_first = sorted(symbols, key=len, reverse=True)
@@ -71,7 +71,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Read what `train_tokens` (or ESPnet) wrote.
+        """Read the tokens that `train_tokens` (or ESPnet) wrote.
 
         Raises:
             UserError: if tokens.txt is missing, is no ESPnet token list, or does not belong to
@@ -84,7 +84,7 @@ class Tokenizer:
         return len(self.tokens)
 
     def split(self, words: str) -> list[str]:
-        """Words, separated by whitespace, to tokens; what no token covers becomes <unk>."""
+        """Split words, separated by whitespace, into tokens; what no token covers becomes <unk>."""
         found = words_of(words)
         if self.token_type == CHAR:
             spelled: list[str] = []
@@ -96,13 +96,13 @@ class Tokenizer:
             pieces: list[str] = []
             for unknown, run in groupby(found, key=is_unknown):
                 if unknown:
-                    # As SentencePiece has it for a word that it has no piece of.
+                    # As SentencePiece encodes a word without any piece.
                     mark = [WORD_START] * (WORD_START in self._ids)
                     pieces += [*mark, UNKNOWN] * len(list(run))
                 else:
                     pieces += self._pieces.encode(" ".join(run), out_type=str)
             found = pieces
-        # No word is the blank, whatever words the tokens are.
+        # A word of a text is never the blank, even if it is spelled like it.
         known = self._ids.keys() - {BLANK, SOS_EOS}
         return [token if token in known else UNKNOWN for token in found]
 
@@ -114,11 +114,11 @@ class Tokenizer:
             yield from [character] if whole else parts
 
     def encode(self, words: str) -> list[int]:
-        """Words, separated by whitespace, to token ids; what no token covers becomes <unk>."""
+        """Convert words, separated by whitespace, to token ids, <unk> for what no token covers."""
         return [self._ids[token] for token in self.split(words)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Token ids to words, separated by single blanks; <blank> and <sos/eos> are left out."""
+        """Convert token ids to words, separated by single blanks, without <blank> and <sos/eos>."""
         tokens = [self.tokens[index] for index in ids]
         tokens = [token for token in tokens if token not in (BLANK, SOS_EOS)]
         if self.token_type == CHAR:
@@ -130,10 +130,10 @@ class Tokenizer:
 
 
 def warn_of_unspelled(tokenizer: Tokenizer | WhisperTokens, path: Path, folder: str | Path) -> None:
-    """Say on stderr where the tokens cannot spell a good part of transcripts, of some of them.
+    """Warn on stderr if the tokens cannot spell a good part of a sample of transcripts.
 
     Args:
-        path: a Kaldi `text`; where there is none, nothing is said.
+        path: a Kaldi `text`; without it there is no warning.
         folder: of the tokens.
     """
     texts = list(read_transcripts(path).values()) if path.exists() else []
@@ -155,17 +155,18 @@ def train_tokens(
     any normalisation of the text, so that what was encoded is decoded unchanged.
 
     Args:
-        texts: Kaldi `text` files; utterances without words count for nothing.
+        texts: Kaldi `text` files; utterances without words are ignored.
         folder: gets tokens.txt and, for BPE, bpe.model.
         token_type: "bpe" or "char".
-        vocab_size: lines of tokens.txt; for characters at most, None for all of them.
+        vocab_size: the number of lines of tokens.txt; for characters the most lines, with None for
+            any number.
 
     Returns:
         The tokenizer, as `Tokenizer.load` reads it back.
 
     Raises:
-        UserError: if a text breaks a rule of `read_transcripts`, there is nothing in them, or the
-            vocabulary is too large or too small for them; the message says what is possible.
+        UserError: if a text breaks a rule of `read_transcripts`, the texts have no words, or the
+            vocabulary is too large or too small for them; the message gives the possible size.
     """
     sentences = [sentence for path in texts for sentence in _spelled(path) if sentence]
     if not sentences:
@@ -208,18 +209,18 @@ def _train_bpe(
     return pieces_of(model.getvalue(), path), model.getvalue()
 
 
-def _sentencepiece_error(said: str, vocab_size: int | None, path: str | Path) -> UserError:
+def _sentencepiece_error(message: str, vocab_size: int | None, path: str | Path) -> UserError:
     problem = f"--vocab-size {vocab_size} does not fit this text"
-    if found := re.search(r"value <= (\d+)", said):
+    if found := re.search(r"value <= (\d+)", message):
         return UserError(problem, path=path, remedy=f"the largest possible is {found[1]}")
-    if found := re.search(r"required_chars\. \d+ vs (\d+)", said):
+    if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
         return UserError(problem, path=path, remedy=f"the smallest possible is {found[1]}")
-    return UserError(f"SentencePiece: {said}", path=path)
+    return UserError(f"SentencePiece: {message}", path=path)
 
 
 def _characters(sentences: list[str], vocab_size: int | None, path: str | Path) -> list[str]:
     counts = Counter(character for words in sentences for character in words)
-    # Most frequent first, as in ESPnet's lists; ties by code point, whatever the order of lines.
+    # Most frequent first, as in ESPnet's lists; ties by code point, independent of lines' order.
     ordered = sorted(counts, key=lambda character: (-counts[character], character))
     if vocab_size is not None:
         if vocab_size <= 3:

@@ -1,16 +1,16 @@
-"""The word vocabulary of a neural language model, and how often each word was in its training text.
+"""The word vocabulary of a neural language model, and the counts of its words in training text.
 
-Two files, in the folder of a model and beside everything that it scored:
+Two files, in the folder of a model and next to all scores that it gave:
 
     words.txt     one word a line; a word's id is its line, counted from 0
     unigram.tsv   word, count: occurrences in the training text, in the order of words.txt; and
-                  words: how many words of the text the line stands for, of `<unk>` many
+                  words: how many distinct words of the text the line stands for, 1 but for `<unk>`
 
-Line 0 is `</s>`, the end of a sentence: a model predicts it and is never given it, which is what
-ESPnet's TransformerLM wants of its id 0, the padding. Line 1 is `<unk>`: every word that is not in
-the list. The rest are words by falling count, of one count in the C locale's order. These are all
-events that a model distributes its probability over, so a unigram distribution is a vector over
-the very same lines. `<s>`, the start, is never predicted, and is no line: models keep an input of
+Line 0 is `</s>`, the end of a sentence: a model predicts it and is never given it, as ESPnet's
+TransformerLM requires of its id 0, the padding. Line 1 is `<unk>`: every word that is not in the
+list. The rest are words by falling count, those of equal count in the C locale's order. These are
+all events that a model distributes its probability over, so a unigram distribution is a vector over
+the very same lines. `<s>`, the start, is never predicted, and has no line: models keep an input of
 their own for it.
 """
 
@@ -41,7 +41,7 @@ class Vocabulary:
         words: `</s>`, `<unk>`, then the words proper.
 
     Attributes:
-        words: the same.
+        words: as given.
         ids: word, in Unicode's form NFC -> id.
     """
 
@@ -54,21 +54,21 @@ class Vocabulary:
 
     @property
     def start(self) -> int:
-        """The id after the last word's: a model's input for `<s>`."""
+        """Return the id after the last word's: a model's input for `<s>`."""
         return len(self.words)
 
     def encode(self, words: str) -> list[int]:
-        """Ids of words separated by whitespace, then that of `</s>`.
+        """Return the ids of words separated by whitespace, then that of `</s>`.
 
         Raises:
-            UserError: if a reserved one, as `<s>` and `</s>`, is among the words.
+            UserError: if a reserved word, such as `<s>` or `</s>`, is among the words.
         """
         check_sentence(words)
         return [*(self.ids.get(word, UNKNOWN_ID) for word in words_of(words)), END_ID]
 
     @classmethod
     def read(cls, folder: str | Path) -> Vocabulary:
-        """Read FOLDER/words.txt; a `UserError` names file and line of what is wrong."""
+        """Read FOLDER/words.txt; raise a `UserError` with file and line of an error."""
         path = Path(folder) / WORDS
         words = read_words(path, _REMEDY)
         for index, mark in ((END_ID, END), (UNKNOWN_ID, UNKNOWN)):
@@ -77,7 +77,7 @@ class Vocabulary:
                 raise UserError(problem, path=path, line=index + 1, remedy=_REMEDY)
         if START in words:
             line = words.index(START) + 1
-            raise UserError(f"{START!r} is no word", path=path, line=line, remedy=_REMEDY)
+            raise UserError(f"{START!r} is not a word", path=path, line=line, remedy=_REMEDY)
         found = cls(words)
         for index, word in enumerate(words):
             if found.ids[nfc(word)] != index:
@@ -93,16 +93,16 @@ class Vocabulary:
 def make_vocabulary(
     sentences: Iterable[Sequence[str]], size: int | None = None, min_count: int = 1
 ) -> tuple[Vocabulary, np.ndarray, int]:
-    """The vocabulary of a text, its unigram counts, and how many words `<unk>` stands for.
+    """Make the vocabulary of a text, with unigram counts and the number of words behind `<unk>`.
 
     Args:
-        sentences: words of each, as of `read_sentences`.
-        size: at most so many lines, `</s>` and `<unk>` among them; None for any number.
+        sentences: the words of each, as `read_sentences` yields them.
+        size: the most lines, `</s>` and `<unk>` included; None for any number.
         min_count: words that are rarer are `<unk>`.
 
     Returns:
-        The vocabulary; int64 counts (words,): of `</s>` the number of sentences, of `<unk>` the
-        words that are left out; and the number of different words that are left out.
+        The vocabulary; int64 counts (words,): for `</s>` the number of sentences, for `<unk>` the
+        number of words that are left out; and the number of distinct words that are left out.
     """
     counts: Counter[str] = Counter()
     number = 0
@@ -123,7 +123,7 @@ def make_vocabulary(
 def write_unigram(
     folder: str | Path, vocabulary: Vocabulary, counts: np.ndarray, unknown: int
 ) -> None:
-    """Write FOLDER/unigram.tsv; `counts` (words,) and `unknown` are of `make_vocabulary`."""
+    """Write FOLDER/unigram.tsv, with `counts` (words,) and `unknown` from `make_vocabulary`."""
     rows = [
         {"word": word, "count": int(number), "words": 1}
         for word, number in zip(vocabulary.words, counts, strict=True)
@@ -133,7 +133,7 @@ def write_unigram(
 
 
 def read_unigram(folder: str | Path, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
-    """What `write_unigram` wrote: int64 (words,), in the order of the vocabulary, and `unknown`.
+    """Read FOLDER/unigram.tsv: int64 (words,), in the order of the vocabulary, and `unknown`.
 
     Raises:
         UserError: naming file and line, if it is damaged or of another vocabulary.

@@ -1,4 +1,4 @@
-"""The tokens of Whisper: bytes in pieces, and the prompt that says language and task."""
+"""Whisper's byte-level tokens, and the prompt with language and task."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class WhisperTokens:
     """Words to token ids and back, as `fedtools.lm.tokens.Tokenizer` does it.
 
     Args:
-        pieces: of the library tokenizers.
-        settings: of generation_config.json.
-        path: what both were read from, for messages.
-        language: of speech whose language nobody names, such as "de"; None where there is none.
+        pieces: a `Tokenizer` of the library tokenizers.
+        settings: the content of generation_config.json.
+        path: the folder of both, for messages.
+        language: of speech without a given language, such as "de"; None for no default.
     """
 
     token_type = "whisper"
@@ -31,7 +31,7 @@ class WhisperTokens:
 
     def __init__(self, pieces: Any, settings: Any, path: Path, language: str | None):
         self._pieces, self._path, self.language = pieces, path, language
-        # Of equal ids none is lost, and those of time stamps are in no list.
+        # By id, so that equal tokens keep their own ids; time stamps are not in the vocabulary.
         size = pieces.get_vocab_size()
         self.tokens: Sequence[str] = [pieces.id_to_token(index) or "" for index in range(size)]
         try:
@@ -52,7 +52,7 @@ class WhisperTokens:
         """Read the tokens in a folder.
 
         Raises:
-            UserError: if they are missing or damaged, or know nothing of the language.
+            UserError: if they are missing or damaged, or do not know the language.
         """
         from tokenizers import Tokenizer
 
@@ -75,31 +75,31 @@ class WhisperTokens:
         return len(self.tokens)
 
     def encode(self, words: str) -> list[int]:
-        """Words, separated by blanks, to token ids; none is special."""
-        # As Whisper writes it, every word has a blank before it; what looks special is spelled out.
+        """Convert words, separated by blanks, to token ids, none of them special."""
+        # Whisper writes a blank before every word; what looks like a special token is spelled out.
         text = words.replace("<|", "< |")
         return list(self._pieces.encode(f" {text}", add_special_tokens=False).ids) if words else []
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Token ids to words, separated by single blanks; special ones are left out."""
+        """Convert token ids to words, separated by single blanks, without special tokens."""
         known = [index for index in ids if index < len(self.tokens)]
         return nfc(" ".join(self._pieces.decode(known, skip_special_tokens=True).split()))
 
     def prompt(self, language: str | None) -> list[int]:
-        """What the decoder begins with: the language and the task, and no time stamps.
+        """Return the decoder's prompt: the language and the task, without time stamps.
 
         Args:
-            language: a code such as "de" or "zh-CN"; None is the one that was configured.
+            language: a code such as "de" or "zh-CN"; None for the default.
 
         Raises:
-            UserError: if a multilingual model is not told of a language that it knows.
+            UserError: if a multilingual model is given no language, or one that it does not know.
         """
         if not self.multilingual:
             return [self.start, self._no_times]
         code = (language or self.language or "").lower().partition("-")[0]
         place = self._languages.get(f"<|{code}|>")
         if place is None:
-            problem = f"the model knows no language {code!r}" if code else "no language is named"
+            problem = f"the model knows no language {code!r}" if code else "no language is given"
             remedy = "set model.language, or give the data an utt2lang"
             raise UserError(problem, path=self._path, remedy=remedy)
         return [self.start, place, self._task, self._no_times]

@@ -1,4 +1,4 @@
-"""N-best lists whose words all have a log-probability: what `fedtools rescore` leaves in a folder.
+"""N-best lists with a log-probability for every word, in a folder that `fedtools rescore` wrote.
 
     nbest.tsv     the lists that were scored (see fedtools/files/nbest.py)
     nnlm.scp/ark  one matrix (words, 1) for each utterance, float32 natural logarithms: hypothesis
@@ -9,7 +9,7 @@
     ngram.scp/ark optional, (hypotheses, 1): log-probability of each hypothesis, with its end, by a
                   low-order n-gram of the training text, for a density ratio
 
-Whoever re-weights words needs nothing else, and no neural network.
+Re-weighting of words needs nothing else, and no neural network.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class Rescored:
     ngram: np.ndarray | None
 
     def sentence_scores(self) -> np.ndarray:
-        """(H,) float64: the sum of each hypothesis' log-probabilities.
+        """Return the sum of each hypothesis' log-probabilities, (H,) float64.
 
-        The words that `<unk>` stands for share its probability equally. Did each have all of it, a
-        hypothesis would gain by having a word that is rare.
+        The words that `<unk>` stands for share its probability equally. If each had all of it, a
+        hypothesis would gain from a rare word.
         """
         log_probs = self.log_probs.astype(np.float64)
         log_probs[self.word_ids == UNKNOWN_ID] -= np.log(max(1, self.unknown))
@@ -84,12 +84,12 @@ class Rescored:
 
 
 def open_rescored(folder: str | Path) -> Rescored:
-    """Read and check what `fedtools rescore` left.
+    """Read and check the folder that `fedtools rescore` wrote.
 
     Raises:
-        UserError: naming the file, if one is missing or damaged, if lists or vocabulary are not
-            those that nnlm.yaml has the sums of, if the utterances or the numbers of words are not
-            those of the lists, or a score is no log-probability.
+        UserError: naming the file, if one is missing or damaged, if lists or vocabulary do not have
+            the sums in nnlm.yaml, if the utterances or the numbers of words are not those of the
+            lists, or if a score is not a log-probability.
     """
     folder = Path(folder)
     if not (folder / NNLM).exists():
@@ -140,14 +140,14 @@ def _check_sums(folder: Path) -> None:
     sums = read_yaml(folder / MADE_FROM)
     for name in (NBEST, WORDS, UNIGRAM):
         if name in sums and sha256(folder / name) != sums[name]:
-            problem = f"not the file that {NNLM} was made with"
+            problem = f"not the file that {NNLM} was made from"
             raise UserError(problem, path=folder / name, remedy=_REMEDY)
 
 
 def encode_all(
     vocabulary: Vocabulary, hypotheses: Sequence[Hypothesis], path: Path
 ) -> tuple[np.ndarray, list[int]]:
-    """The ids of all words, each hypothesis' `</s>` after them, and how many each has.
+    """Return the ids of all words, `</s>` after each hypothesis, and the hypotheses' lengths.
 
     Raises:
         UserError: if a hypothesis has a reserved word, such as `<s>`.
@@ -164,14 +164,14 @@ def encode_all(
 
 
 def read_scp(path: str | Path) -> dict[str, str]:
-    """The entries of an scp; of a folder that has moved, arks are found beside the scp."""
+    """Read the entries of an scp; if its folder has moved, arks are found next to the scp."""
     path, entries = Path(path), {}
     known: dict[str, str] = {}
     for utterance, value in read_table(path).items():
         ark, _, offset = value.rpartition(":")
         if ark not in known:
-            beside = path.parent / Path(ark).name
-            known[ark] = str(beside) if beside.is_file() else ark
+            moved = path.parent / Path(ark).name
+            known[ark] = str(moved) if moved.is_file() else ark
         entries[utterance] = f"{known[ark]}:{offset}"
     return entries
 
@@ -191,7 +191,7 @@ def _read_vectors(
 
 
 def check_same(entries: Mapping[str, object], utterances: Sequence[str], path: Path) -> None:
-    """Fail with a `UserError` unless a table has exactly these utterances."""
+    """Raise a `UserError` unless a table has exactly these utterances."""
     if different := sorted(entries.keys() ^ set(utterances)):
         place = path if different[0] not in entries else path.parent / NBEST
         problem = f"utterance {different[0]!r} is missing ({len(different)} differ)"

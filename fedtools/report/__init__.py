@@ -1,1 +1,1 @@
-"""What was measured, as people read it: tables, RESULTS.md and its plot."""
+"""Reports of measurements for readers: tables, RESULTS.md and its plots."""

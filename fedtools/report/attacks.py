@@ -16,8 +16,8 @@ def merge_attacks(tables: Sequence[tuple[str, Path]], out: Path) -> None:
     """Write a table of attacks, a column for each name: the mean over clients, with its interval.
 
     Args:
-        tables: names, and what `fedtools attack features` wrote; those of one name are seeds, over
-            which values and bounds are averaged, and there is a standard deviation too.
+        tables: names, and tables that `fedtools attack features` wrote; tables of one name are
+            seeds, whose values and bounds are averaged, and get a standard deviation.
         out: the table.
 
     Raises:
@@ -43,7 +43,7 @@ def merge_attacks(tables: Sequence[tuple[str, Path]], out: Path) -> None:
 
 
 def _means(path: Path) -> dict[tuple[str, str], dict[str, float]]:
-    """Attack and measure -> the mean over clients, its bounds and chance; NaN is not known."""
+    """Read attack and measure -> mean over clients, its bounds and chance; NaN if not known."""
     found = {}
     for line, row in enumerate(read_tsv(path, None), 2):
         try:
@@ -54,7 +54,7 @@ def _means(path: Path) -> dict[tuple[str, str], dict[str, float]]:
                     name: math.nan if cell == "-" else float(cell) for name, cell in cells.items()
                 }
         except (KeyError, ValueError):
-            raise UserError("no row of attack features", path=path, line=line) from None
+            raise UserError("not a row of attack features", path=path, line=line) from None
     if not found:
         remedy = "run fedtools attack features again"
         raise UserError(f"no row of {AVERAGE}", path=path, remedy=remedy)
@@ -62,7 +62,7 @@ def _means(path: Path) -> dict[tuple[str, str], dict[str, float]]:
 
 
 def _cell(seeds: Sequence[Mapping[str, float]]) -> str:
-    """Mean, standard deviation over several seeds, and the means of the bounds where all know."""
+    """Format the mean, the deviation over seeds, and the mean bounds if all seeds have them."""
     if not seeds:
         return "-"
     figure = with_deviation([seed["value"] for seed in seeds], _digits)
@@ -71,12 +71,12 @@ def _cell(seeds: Sequence[Mapping[str, float]]) -> str:
 
 
 def _mean(values: Sequence[float]) -> str:
-    """Written out; "" if one is not known."""
+    """Format the mean of some values; "" if one is not known."""
     return _digits(statistics.fmean(values))
 
 
 def _digits(value: float) -> str:
-    """Rates of 0 to 1 need more of them than % and dB; of what is not known there are none."""
+    """Format a number, with more digits for rates of 0 to 1 than for % and dB; "" for NaN."""
     if math.isnan(value):
         return ""
     return f"{value:.1f}" if abs(value) >= 2 else f"{value:.2f}"

@@ -1,10 +1,10 @@
-"""One leakage card per experiment: each attack, what its attacker knows, behind each defence.
+"""One leakage card per experiment: each attack by each attacker, behind each defence.
 
-Read are the tables that attacks have left in a folder, in whichever of its folders they lie:
-weights.tsv, a1.tsv, a2.h<layer>.tsv, attributes.tsv, membership.tsv, inversion.tsv, attacks.tsv (of
-features) and utility.tsv. A row of the card is one measure of one attack by one attacker. Of many
-layers or scores an attack has one row: of that which tells most without a defence, for all of the
-card. It was picked by what is shown, so that its cell of no defence is the best of several.
+It is made from the tables that attacks wrote to a folder or any folder in it: weights.tsv, a1.tsv,
+a2.h<layer>.tsv, attributes.tsv, membership.tsv, inversion.tsv, attacks.tsv (of features) and
+utility.tsv. A row of the card is one measure of one attack by one attacker. An attack with several
+layers or scores has one row, for the one that reveals most without a defence. It is picked by the
+values on the card, so its cell without a defence is the best of several.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.tables import known_number, read_tsv
 from fedtools.score.bootstrap import AVERAGE
 
-# The trials of `fedtools.attack.verify`, as a card calls them.
+# The card's names for the trials of `fedtools.attack.verify`.
 _TRIALS = {EASY: "same speaker", SAME: "same recording", OTHER: "same speaker, other recording"}
 _RATES = {"wer": "greedy WER%", "accuracy": "accuracy%"}
 Rows = list[dict[str, str]]
@@ -28,17 +28,17 @@ Rows = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Cell:
-    """One measure of one attack by one attacker behind one defence; numbers are written out.
+    """One measure of one attack by one attacker behind one defence, with numbers as text.
 
     Attributes:
-        attack: its file's name, as in the command.
-        of: what it is asked, and which of its layers and scores this is.
+        attack: its name, as in the command.
+        of: the attack's question, and its layer or scores.
         attacker: see `fedtools.attack.knowledge`.
         measure: such as "EER%".
-        nothing: the value where nothing leaks; "-" where it is not known.
-        everything: the value where all leaks.
+        nothing: the value if nothing leaks; "-" if it is not known.
+        everything: the value if everything leaks; "-" if it is not known.
         defence: see `fedtools.attack.defences`.
-        value, low, high: with a 95 % interval; "-" for what is not known.
+        value, low, high: the value with its 95 % interval; "-" if not known.
     """
 
     attack: str
@@ -54,25 +54,25 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What a row of the card is of."""
+        """Return what identifies a row of the card."""
         return self.attack, self.of, self.attacker, self.measure
 
     @property
     def text(self) -> str:
-        """What a card shows: the value and its interval."""
+        """Return the cell's text on a card: the value and its interval."""
         value, low, high = (self._short(one) for one in (self.value, self.low, self.high))
         bounds = "" if "-" in (low, high) else f"[{low}, {high}]"
         return " ".join(part for part in (value, bounds) if part not in ("", "-")) or "-"
 
     def _short(self, number: str) -> str:
-        """A number in % with one digit behind the point; others as they are."""
+        """Format a number in % with one decimal; return others as they are."""
         known = known_number(number, math.nan)
         percent = self.measure.endswith("%") and math.isfinite(known)
         return f"{known:.1f}" if percent else number
 
     @property
     def leak(self) -> float:
-        """How far the value, or the middle of its interval, is from nothing (0) to all (1)."""
+        """Return how far the value, or its interval's middle, is from nothing (0) to all (1)."""
         low, high, value, nothing, all_of_it = (
             known_number(text, math.nan)
             for text in (self.low, self.high, self.value, self.nothing, self.everything)
@@ -87,12 +87,12 @@ COLUMNS = tuple(one.name for one in fields(Cell))
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of an experiment.
+    """The leakage card of an experiment.
 
     Attributes:
-        cells: of attacks, an attack's together.
+        cells: of attacks, with those of one attack together.
         costs: of defences, likewise.
-        defences: in the order of the columns, none first.
+        defences: in the order of the columns, with no defence first.
     """
 
     cells: list[Cell]
@@ -101,10 +101,10 @@ class Card:
 
 
 def read_card(folder: Path) -> Card:
-    """The card of what attacks have left in a folder.
+    """Read the card from the tables that attacks wrote to a folder.
 
     Raises:
-        UserError: if none has left a table there, or one is malformed.
+        UserError: if there is no table, or one is malformed.
     """
     found = [cell for read in _READERS for cell in read(folder)]
     if not found:
@@ -117,7 +117,7 @@ def read_card(folder: Path) -> Card:
 
 
 def by_row(cells: Iterable[Cell]) -> dict[tuple[str, ...], list[Cell]]:
-    """The cells of each row; what was found without a defence is in each attacker's."""
+    """Group cells by row; cells without a defence are in the row of each attacker."""
     found: dict[tuple[str, ...], list[Cell]] = {}
     plain: dict[tuple[str, ...], list[Cell]] = {}
     for cell in cells:
@@ -133,13 +133,13 @@ def by_row(cells: Iterable[Cell]) -> dict[tuple[str, ...], list[Cell]]:
 
 
 def _tables(folder: Path, pattern: str) -> Rows:
-    """The rows of all tables of a name, in a folder and those in it, of 10 after 9."""
+    """Read the rows of all tables of a name in a folder and its subfolders, 10 sorted after 9."""
     paths = sorted(folder.rglob(pattern), key=lambda one: (len(str(one)), str(one)))
     return [row for path in paths if ".det" not in path.name for row in read_tsv(path, None)]
 
 
 def _of_trials(folder: Path) -> Iterator[Cell]:
-    """Attacks that decide whether two models are of one speaker."""
+    """Yield the cells of attacks that decide whether two models are of one speaker."""
     for attack, pattern, families in (
         ("weights", "weights.tsv", _of_weights),
         ("a1", "a1.tsv", _of_a1),
@@ -160,7 +160,7 @@ Families = Iterator[tuple[str, Rows]]
 
 
 def _of_weights(rows: Rows) -> Families:
-    """All parts by regression, or all weights as one vector; and what the first layer tells."""
+    """Yield all parts by regression, or all weights as one vector; then the first layer's part."""
     layers = {row["layer"] for row in rows}
     for name in ("together" if "together" in layers else "all", "constant"):
         if name in layers:
@@ -168,7 +168,7 @@ def _of_weights(rows: Rows) -> Families:
 
 
 def _of_a1(rows: Rows) -> Families:
-    """As the paper scores, and with a cohort, each in its best layer."""
+    """Yield the paper's scores, and those with a cohort, each in its best layer."""
     for scores, name in (("both", "literal"), ("both, cohort", "cohort")):
         own = [row for row in rows if row["scores"] == scores]
         if own:
@@ -184,14 +184,14 @@ def _of_a2(rows: Rows) -> Families:
 
 
 def middle_error(row: Mapping[str, str]) -> float:
-    """The error rate, or the middle of its interval where there are too few trials to tell it."""
+    """Return the error rate, or its interval's middle if there are too few trials for a rate."""
     if row["EER%"] != "-":
         return float(row["EER%"])
     return (known_number(row["low"], math.inf) + known_number(row["high"], math.inf)) / 2
 
 
 def _best(rows: Rows, column: str, badness: Callable[[Mapping[str, str]], float]) -> str:
-    """The column's value in the row of least badness without a defence; of the first on a tie."""
+    """Return the column's value in the first row of least badness among those without a defence."""
     plain = [row for row in rows if row.get("defence", NO_DEFENCE) == NO_DEFENCE]
     return min(plain or rows, key=badness)[column]
 
@@ -208,13 +208,13 @@ def _of_attributes(folder: Path) -> Iterator[Cell]:
 
 
 def _of_membership(folder: Path) -> Iterator[Cell]:
-    """The attack that tells most, against what audio alone tells of the same trials."""
+    """Yield the attack that reveals most, compared with what audio alone reveals of the trials."""
     rows = _tables(folder, "membership.tsv")
     kinds = dict.fromkeys(row["others_of"] for row in rows)
     for kind in kinds:
         own = [row for row in rows if row["others_of"] == kind]
-        told = [known_number(row["AUC%"], 50) for row in own if row["attack"] == "blind"]
-        heard = max(50.0, *told)
+        blind = [known_number(row["AUC%"], 50) for row in own if row["attack"] == "blind"]
+        heard = max(50.0, *blind)
         own = [
             {**row, "all": ", ".join((row["attack"], row["score"], row["references"]))}
             for row in own
@@ -230,7 +230,7 @@ def _of_membership(folder: Path) -> Iterator[Cell]:
 
 
 def _of_inversion(folder: Path) -> Iterator[Cell]:
-    """What is told is the difference from a control; the interval is of that."""
+    """Yield differences from a control, with their intervals."""
     for row in _tables(folder, "inversion.tsv"):
         what, measure = f"{row['attack']}, {row['steps']}", f"{row['measure']} - {row['against']}"
         yield _cell(row, "inversion", what, measure, "0", "-", "difference")
@@ -259,7 +259,7 @@ def _cell(
     everything: str,
     value: str = "",
 ) -> Cell:
-    """A cell of a row with columns low, high, and perhaps defence and attacker."""
+    """Make a cell from a row with columns low, high, and perhaps defence and attacker."""
     who = row.get("defence", NO_DEFENCE), row.get("attacker", ANY)
     return Cell(
         attack, of, who[1], measure, nothing, everything, who[0], row[value or measure], row["low"],

@@ -1,4 +1,4 @@
-"""A leakage card as it is read: Markdown with a picture, and its cells as a table."""
+"""A leakage card for readers: Markdown with a picture, and its cells as a table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COSTS = {
 
 
 def write_card(folder: Path, card: Card, title: str) -> str:
-    """Write FOLDER/card.tsv, card.md and card.png, called by a title; return what is in card.md."""
+    """Write FOLDER/card.tsv, card.md and card.png with a title; return the text of card.md."""
     write_tsv(
         folder / "card.tsv",
         COLUMNS,
@@ -50,12 +50,12 @@ def write_card(folder: Path, card: Card, title: str) -> str:
 
 
 def put_on_page(page: Path, folder: Path, experiment: Path, text: str) -> None:
-    """Put a card that was written in a folder on a page, as a section, and its picture beside it.
+    """Put a card on a page as a section, and its picture next to the page.
 
     Args:
-        page: the Markdown; made if it is missing. What is outside of the section stays.
+        page: the Markdown file; made if it is missing. Text outside the section stays.
         folder: has card.png.
-        experiment: what it is of, which gives the section its name.
+        experiment: the attacked experiment, after which the section is named.
         text: what `write_card` returned.
     """
     name = "-".join(part for part in experiment.parts if part not in ("exp", "/", ".", ".."))
@@ -75,7 +75,7 @@ def put_on_page(page: Path, folder: Path, experiment: Path, text: str) -> None:
 
 
 def markdown(card: Card) -> str:
-    """The card: a table of attacks, one of costs, and what the attackers have and know."""
+    """Format the card: tables of attacks and costs, and lists of what attackers have and know."""
     head = ["Attack", "Attacker", "Measure", "No leak", *(_code(one) for one in card.defences)]
     rows = [
         [f"{key[0]}: {key[1]}", key[2], key[3], some[0].nothing, *_texts(some, card.defences)]
@@ -91,14 +91,14 @@ def markdown(card: Card) -> str:
         parts.append(format_markdown(names, costs, "ll" + "r" * (len(names) - 2)))
     attacks = dict.fromkeys(cell.attack for cell in card.cells)
     attackers = dict.fromkeys(cell.attacker for cell in card.cells)
-    said = [f"- {name} has {HAS[name]}." for name in attacks]
-    said += [f"- {name} knows {KNOWS[name]}." for name in attackers if name in KNOWS]
-    said += [f"- {cell.of}: {COSTS[cell.of]}." for cell in _first(card.costs)]
-    said.append(
-        "- Cells have 95 % intervals. Of several layers or scores, a row is of the one that tells "
-        "most without a defence."
+    notes = [f"- {name} has {HAS[name]}." for name in attacks]
+    notes += [f"- {name} knows {KNOWS[name]}." for name in attackers if name in KNOWS]
+    notes += [f"- {cell.of}: {COSTS[cell.of]}." for cell in _first(card.costs)]
+    notes.append(
+        "- Cells have 95 % intervals. Among several layers or scores, a row shows the one that "
+        "reveals most without a defence."
     )
-    return "\n\n".join([*parts, "\n".join(said)]) + "\n"
+    return "\n\n".join([*parts, "\n".join(notes)]) + "\n"
 
 
 def _texts(cells: Sequence[Cell], defences: Sequence[str]) -> list[str]:
@@ -111,5 +111,5 @@ def _first(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def _code(defence: str) -> str:
-    """As code: what is not sent is told by patterns, with stars."""
+    """Format a defence as code if it has patterns with stars, of what is not sent."""
     return defence if "*" not in defence else f"`{defence}`"

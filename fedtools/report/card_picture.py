@@ -1,4 +1,4 @@
-"""A leakage card as a picture: the darker a cell, the more it tells."""
+"""A leakage card as a picture: darker cells reveal more."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _COLOUR = "#0072B2"
 
 
 def draw_card(path: Path, card: Card, title: str) -> None:
-    """Draw all cells: values with their intervals, and below them what defences cost.
+    """Draw all cells: values with their intervals, and below them the defences' costs.
 
     Args:
         path: the PNG.
-        title: what the card is of.
+        title: the name of what was attacked.
     """
     attacks, costs = by_row(card.cells), by_row(card.costs)
     rows, columns = len(attacks) + len(costs), len(card.defences)
@@ -54,7 +54,7 @@ def draw_card(path: Path, card: Card, title: str) -> None:
         axes.grid(False)
         if costs:
             axes.axhline(len(attacks), color="black", linewidth=0.8)
-        figure.suptitle(f"{title}: the darker, the more leaks", x=0.01, ha="left", fontsize=9)
+        figure.suptitle(f"{title}: darker cells leak more", x=0.01, ha="left", fontsize=9)
 
 
 def _name(key: tuple[str, ...]) -> str:

@@ -28,8 +28,8 @@ class Compared:
 
     Attributes:
         references: the methods that others are compared with.
-        found: of each reference, a difference of each method; None of a method with itself.
-        seeds: of each method.
+        found: for each reference, a difference of each method; None for a method with itself.
+        seeds: the number of seeds of each method.
     """
 
     references: Sequence[Method] = ()
@@ -38,7 +38,7 @@ class Compared:
 
     @classmethod
     def of(cls, methods: Sequence[Method], references: Sequence[Method]) -> Compared:
-        """Compare; each method's counts are read once.
+        """Compare methods with references, reading each method's counts once.
 
         Raises:
             UserError: if counts are missing, or of other test data.
@@ -48,22 +48,22 @@ class Compared:
         return cls(references, found, len(methods[0].runs))
 
     def columns(self) -> tuple[list[str], list[list[str]]]:
-        """A column for each reference: its heading, and a cell for each method.
+        """Return a column for each reference: its heading, and a cell for each method.
 
         A cell is the difference of the mean over clients, in percentage points, with its 95 %
-        interval; in bold where the method is better by a p that is adjusted for the table. "-" is
-        the reference itself.
+        interval; in bold if the method is significantly better by a p that is adjusted for the
+        table. "-" is the reference itself.
         """
         return [f"to {one.name}" for one in self.references], [cells(one) for one in self.found]
 
     @property
     def note(self) -> str:
-        """How the columns are to be read, and how fine the test data are."""
+        """Return a note on how to read the columns, and which differences the data can show."""
         return note_of([one.name for one in self.references], self.found, self.seeds > 1)
 
 
 def usable(references: Sequence[Method], table: Sequence[Method]) -> list[Method]:
-    """The references of a further table: its own rows of these names, or what has the same data."""
+    """Return the references of a further table: its rows of these names, or those on its data."""
     own = {method.name: method for method in table}
     keys, _, tokens = _of_speakers(table[0])
     found = []
@@ -77,11 +77,11 @@ def usable(references: Sequence[Method], table: Sequence[Method]) -> list[Method
 
 
 def cells(found: Sequence[Difference | None], better: int = -1) -> list[str]:
-    """A column of differences to one reference; "-" is the reference itself.
+    """Format a column of differences to one reference; "-" is the reference itself.
 
     Args:
         found: in percentage points; p is adjusted for all of them.
-        better: the sign of a difference for the better.
+        better: the sign of an improvement.
     """
     adjusted = holm([np.nan if one is None else one.p for one in found])
     return [_cell(one, p, better) for one, p in zip(found, adjusted, strict=True)]
@@ -93,25 +93,25 @@ def note_of(
     seeds: bool,
     of: str = "AVG",
 ) -> str:
-    """How such columns are to be read, and how fine the test data are.
+    """Return a note on how to read such columns, and which differences the data can show.
 
     Args:
         names: of the references.
         found: the differences to each.
-        seeds: whether there are several.
-        of: what the differences are of.
+        seeds: whether there are several seeds.
+        of: the measure whose differences these are.
     """
-    said = (
+    note = (
         f"To {' and '.join(names)}: difference of {of} in percentage points, with 95 % intervals "
         f"over {'seeds and ' * seeds}test speakers, not adjusted; in bold where a method is better "
-        f"by Holm's adjusted p below {_ALPHA:g}."
+        f"with Holm's adjusted p below {_ALPHA:g}."
     )
     known = [one for column in found for one in column if one and not np.isnan(one.low)]
     if known:
         # Half of the median interval.
         least = statistics.median((one.high - one.low) / 2 for one in known)
-        said += f" Differences above about {least:.1f} points could be told from none."
-    return said
+        note += f" Differences above about {least:.1f} points can be distinguished from zero."
+    return note
 
 
 def _cell(found: Difference | None, p: float, better: int) -> str:
@@ -126,13 +126,13 @@ def _cell(found: Difference | None, p: float, better: int) -> str:
 def _difference(
     method: Method, reference: Method, counts: Mapping[int, Counts]
 ) -> Difference | None:
-    """Of error rates; None of a method with itself."""
+    """Return the difference of error rates; None for a method with itself."""
     if method.runs[0].scores == reference.runs[0].scores:
         return None
     keys, errors, tokens = counts[id(method)]
     others_keys, others, others_tokens = counts[id(reference)]
     if keys != others_keys or (tokens != others_tokens).any():
-        problem = f"other test data than those of {reference.name}"
+        problem = f"not the test data of {reference.name}"
         raise UserError(problem, path=method.runs[0].scores)
     clients = sorted({client for client, _ in keys})
     numbers = np.array([clients.index(client) for client, _ in keys])
@@ -140,17 +140,17 @@ def _difference(
 
 
 def _of_speakers(method: Method) -> Counts:
-    """What the seeds of a method were scored."""
+    """Read the counts by speaker of all seeds of a method."""
     found = [_read(run) for run in method.runs]
     keys = list(found[0])
     if any(list(one) != keys for one in found):
-        raise UserError("other speakers with another seed", path=method.runs[0].scores)
+        raise UserError("the speakers differ between seeds", path=method.runs[0].scores)
     errors = np.array([[one[key][1] for key in keys] for one in found], float)
     return keys, errors, np.array([found[0][key][0] for key in keys], float)
 
 
 def _read(run: Run) -> dict[tuple[str, str], tuple[int, int]]:
-    """Client and speaker -> tokens and errors of the main rate."""
+    """Read client and speaker -> tokens and errors of the main rate."""
     path, rate = run.scores / SPEAKERS, run.unit.rate
     if not path.exists():
         remedy = "run fedtools score again"

@@ -1,4 +1,4 @@
-"""What was done for a row of a table: computation as papers count it, speech, rounds averaged."""
+"""The training behind a row of a table: computation as papers count it, speech, averaged rounds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedtools.tasks.facts import ALL
 
 
 def server_share(experiment: Experiment) -> float:
-    """The share of a model that the server trains: of its values, those that are shared.
+    """Return the share of a model's values that the server trains.
 
-    All of it but where the server trains on features that clients send: Zhu et al. (Interspeech
-    2022) count an epoch of half a model as half an epoch.
+    It is 1, except if the server trains the shared values on features that clients send: Zhu et al.
+    (Interspeech 2022) count an epoch of half a model as half an epoch.
     """
     options = experiment.options
     method = make_method(options.method, options.method_conf, experiment.path / "config.yaml")
@@ -34,10 +34,10 @@ def server_share(experiment: Experiment) -> float:
 
 
 def seconds_of(experiment: Experiment, rows: Sequence[LedgerRow]) -> float:
-    """The speech that all training of an experiment went through, in seconds.
+    """Return the speech that all training of an experiment went through, in seconds.
 
-    Each client's as often as it trained on it, and what the server trained on as often; NaN where
-    the training data are not there any more, or do not say how long utterances are.
+    Speech counts once per epoch, of a client or of the server; NaN if the training data is missing
+    or does not have the utterances' durations.
     """
     train = experiment.options.data.get("train")
     speech = _speech(Path(train)) if train else {}
@@ -55,7 +55,7 @@ def seconds_of(experiment: Experiment, rows: Sequence[LedgerRow]) -> float:
 
 @lru_cache(maxsize=8)
 def _speech(folder: Path) -> Mapping[str, float]:
-    """Client -> seconds of its speech; {} where that is not known."""
+    """Return client -> seconds of its speech; {} if they are not known."""
     if not (folder / "utt2dur").exists():
         return {}
     clients = ("utt2client",) if (folder / "utt2client").exists() else ()
@@ -66,14 +66,14 @@ def _speech(folder: Path) -> Mapping[str, float]:
 
 
 def rounds_text(averaged: Sequence[Mapping[str, Sequence[int]]]) -> str:
-    """How many rounds' models were averaged, and which rounds these are, over clients and seeds.
+    """Format how many rounds' models were averaged, and which rounds, over clients and seeds.
 
     Args:
-        averaged: of each seed, see `fedtools.federation.evaluations.read_averaged`.
+        averaged: for each seed, see `fedtools.federation.evaluations.read_averaged`.
     """
     chosen = []
     for one in averaged:
-        # Where clients have their own, that of all is for newcomers.
+        # If clients have their own models, the one for all is for newcomers.
         own = [rounds for client, rounds in one.items() if client != ALL]
         chosen += own or list(one.values())
     if not chosen:
@@ -88,7 +88,7 @@ def _span(numbers: Sequence[int] | set[int]) -> str:
 
 
 def speech_text(seconds: float) -> str:
-    """Seconds of speech as hours or minutes; a dash for none, or where it is not known."""
+    """Format seconds of speech as hours or minutes; a dash for none, or if not known."""
     if not seconds or math.isnan(seconds):
         return "-"
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"

@@ -1,4 +1,4 @@
-"""The options that every command has which writes a section of RESULTS.md."""
+"""The options of all commands that write a section of RESULTS.md."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--section", required=True, help="the section to write, e.g. mini")
     add("--corpus", required=True, help="name of the corpus")
-    add("--release", required=True, help="its release")
-    add("--mini", action="store_true", help="it is a mini corpus: every caption says so")
-    add("--command", help="what made the figures (default: this command)")
-    add("--date", type=date, help="of the report, as 2024-02-03 (default: today)")
+    add("--release", required=True, help="release of the corpus")
+    add("--mini", action="store_true", help="mark the corpus as a mini corpus in every caption")
+    add("--command", help="the command that made the figures (default: this command)")
+    add("--date", type=date, help="date of the report, as 2024-02-03 (default: today)")
 
 
 def date(text: str) -> datetime.date:
@@ -38,7 +38,7 @@ def page_of(
     kind: type[Kind],
     **more: Any,
 ) -> Kind:
-    """Make a page of what the options of `add_page_options` say; wrong usage exits 2."""
+    """Make a page from the options of `add_page_options`; wrong usage exits 2."""
     names = ("section", "corpus", "release", "mini", "command", "date")
     try:
         return kind(**page_facts(*(getattr(options, name) for name in names)), **more)
@@ -54,7 +54,7 @@ def page_facts(
     command: str | None,
     date: datetime.date | None,
 ) -> dict[str, Any]:
-    """Return what every `Page` has.
+    """Return the attributes that every `Page` has.
 
     Raises:
         ValueError: if the section's name is malformed.

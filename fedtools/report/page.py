@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What the figures were measured on; the captions of a mini corpus say that it is one."""
+    """The corpus that was measured on; captions mark a mini corpus."""
 
     name: str
     release: str
@@ -49,27 +49,27 @@ class Corpus:
 
     @property
     def caption(self) -> str:
-        """How captions name it."""
+        """Return the corpus' name in captions."""
         return f"{self.name} {self.release}" + (" (mini)" if self.mini else "")
 
 
 @dataclass(frozen=True)
 class Page:
-    """What a section of RESULTS.md tells besides the figures.
+    """The content of a section of RESULTS.md in addition to the figures.
 
     Attributes:
         section: the name between the markers; the section of this name is replaced.
-        corpus: what the figures were measured on.
-        command: what a reader types to get them.
-        note: sentences to be read with the main table.
-        date: of the report; None is today.
-        plot: the PNG of WER by round, beside the page, if one is wanted.
-        elsewhere: scores on other data; those of the same name are told in one line.
+        corpus: the corpus that was measured on.
+        command: the command that reproduces the figures.
+        note: sentences for the main table's caption.
+        date: of the report; None for today.
+        plot: the PNG of WER by round, next to the page, if one is wanted.
+        elsewhere: scores on other data; those of the same name are reported in one line.
         tables: captions of further tables, and their rows.
-        pictures: captions of pictures beside the page, and their files.
         references: names of rows of the main table that all tables show differences to.
-        published: captions and tab-separated files of others' figures.
-        measured: the same of figures that were measured here.
+        pictures: captions of pictures next to the page, and their files.
+        measured: captions and tab-separated files of other figures that were measured here.
+        published: captions and tab-separated files of published figures.
     """
 
     section: str
@@ -87,13 +87,13 @@ class Page:
 
 
 def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
-    """Write a section of RESULTS.md: where the figures come from, the tables, the plot.
+    """Write a section of RESULTS.md: the provenance of the figures, the tables, the plot.
 
     Args:
-        path: the page; made if it is missing. What is outside of the section stays.
-        rows: the methods, in the order of the tables; those of one name are one row, the mean over
-            their seeds.
-        page: the rest.
+        path: the page; made if it is missing. Text outside the section stays.
+        rows: the methods, in the order of the tables; those of one name become one row, the mean
+            over their seeds.
+        page: the rest of the section.
 
     Returns:
         The main table.
@@ -116,7 +116,7 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
     section = _section(path, methods, compared, table, page, published)
     new = with_section(path, page.section, section)
     if page.plot is not None:
-        # Imported late: without a plot there is no need to load matplotlib.
+        # Imported late: matplotlib is not needed without a plot.
         from fedtools.report.plots import plot_wer
 
         plot_wer(page.plot, methods, page.corpus.caption)
@@ -139,16 +139,16 @@ def _read(rows: Sequence[Row]) -> list[Method]:
 
 
 def with_section(path: Path, name: str, section: str) -> str:
-    """What a page, which may not be there yet, is to hold; see `replace_section`."""
+    """Return the new content of a page, which may not exist yet; see `replace_section`."""
     old = read_text(path) if path.exists() else "# Results\n"
     return replace_section(old, name, section, path)
 
 
 def replace_section(page: str, name: str, section: str, path: Path) -> str:
-    """Put a section between its markers, in the place of the old one or at the end of the page.
+    """Put a section between its markers, replacing the old one or at the end of the page.
 
     Raises:
-        UserError: if the markers of this name are not one begin and one end, in this order.
+        UserError: unless there are one begin and one end marker of this name, in this order.
     """
     begin, end = f"<!-- fedtools:{name} begin -->", f"<!-- fedtools:{name} end -->"
     whole = f"{begin}\n{section.strip()}\n{end}\n"
@@ -187,11 +187,12 @@ def _section(
         f"{_scored(methods[0])}. "
         + f"{rate.title} is {rate.note}. "
         * bool(rate.note)
-        + "Comm./client: bytes of all messages of one client in all rounds, both ways; Comm.: of "
-        "all clients. Client epochs: of training, mean over clients. Server epochs: with the share "
-        "of the model that it trains, if that is a part. AVG: mean over clients. Computation: "
-        "epochs of both, of the most in the table. Steps and speech: of all training. Averaged: "
-        "rounds whose models the scored one is the mean of. "
+        + "Comm./client: bytes that one client sends and receives in all rounds, mean over "
+        "clients; Comm.: of all clients together. Client epochs: of training, mean over clients. "
+        "Server epochs: with the share of the model that the server trains, if not all of it. AVG: "
+        "mean over clients. Computation: client and server epochs, relative to the largest in the "
+        "table. Steps and speech: of all training. Averaged: rounds whose models were averaged for "
+        "the scored one. "
         + f"Means ± standard deviations over {len(methods[0].runs)} seeds. " * over_seeds
         + (compared.note if compared.references else "The best in bold.")
         + f" {page.note}" * bool(page.note),
@@ -230,13 +231,13 @@ def _section(
 
 
 def read_each(rows: Sequence[Row]) -> list[Method]:
-    """Methods that need not be comparable with each other."""
+    """Read methods that need not be comparable with each other."""
     names = dict.fromkeys(row.name for row in rows)
     return [_read([row for row in rows if row.name == name])[0] for name in names]
 
 
 def _scored(method: Method) -> str:
-    """On how much a method was scored, in words."""
+    """Return the size of a method's test data, in words."""
     scored = method.runs[0].scored
     speakers, utterances, words = scored[AVERAGE]
     each = ", ".join(f"{name} {one[0]}" for name, one in scored.items() if name != AVERAGE)
@@ -246,24 +247,24 @@ def _scored(method: Method) -> str:
 
 
 def weight_lines(methods: Sequence[Method]) -> list[str]:
-    """Which weights were tuned, and which of them lie at an edge of what was tried."""
-    told, edges = [], []
+    """Return a line on tuned weights, with those at an edge of the values tried; [] without any."""
+    tuned, edges = [], []
     for method in methods:
         found = [run.weights for run in method.runs if run.weights]
         if found:
             pairs = ", ".join(f"{one.lm_weight:g} and {one.word_score:g}" for one in found)
-            told.append(f"{method.name} {pairs}")
+            tuned.append(f"{method.name} {pairs}")
         edges += [f"{method.name} {what}" for one in found for what in one.at_edge]
-    if not told:
+    if not tuned:
         return []
-    line = f"LM weight and word score, tuned on validation data: {'; '.join(told)}."
+    line = f"LM weight and word score, tuned on validation data: {'; '.join(tuned)}."
     if edges:
         line += f" **Warning**: at an edge of the values tried: {', '.join(dict.fromkeys(edges))}."
     return [line]
 
 
 def image(caption: str, name: str) -> str:
-    """A picture beside the page, in Markdown; its name may have spaces."""
+    """Return the Markdown of a picture next to the page, whose name may have spaces."""
     return f"![{caption}]({quote(name)})"
 
 
@@ -276,14 +277,14 @@ def provenance(
     experiments: Iterable[Path],
     more: Sequence[str] = (),
 ) -> str:
-    """Where a section's figures come from, in Markdown.
+    """Return the provenance of a section's figures, in Markdown.
 
     Args:
         path: the page's file.
         page: its corpus, command and date.
         seeds, rounds: of the experiments.
-        pictures: names of files beside the page that are written with it.
-        experiments: their folders, which say what they were begun with.
+        pictures: names of files next to the page that are written with it.
+        experiments: their folders, which have the records of what they were begun with.
         more: other facts, each a line that ends in a full stop.
     """
     written = [f":(exclude){name}" for name in (path.name, f"{path.stem}-*", *pictures)]
@@ -291,7 +292,7 @@ def provenance(
     facts = [
         f"Corpus: {page.corpus.name}, release {page.corpus.release}{mini * page.corpus.mini}.",
         f"Date: {page.date or datetime.date.today()}.",
-        # Other sections' pictures are no reason for the figures of this one.
+        # Changes in other sections' pictures do not affect the figures of this one.
         f"Git, of this report: {git_hash(path.parent, *written)}.",
         f"Seed: {_listed(seeds)}.",
         f"Rounds: {_listed(rounds)}.",
@@ -308,17 +309,16 @@ def _listed(numbers: Iterable[int]) -> str:
 def _table_of(path: Path) -> str:
     rows = read_tsv(path, None)
     if not rows:
-        raise UserError("a header and no row", path=path)
+        raise UserError("a header but no row", path=path)
     return format_markdown(list(rows[0]), (list(row.values()) for row in rows))
 
 
 def main_table(methods: Sequence[Method], compared: Compared) -> str:
-    """Communication, computation and WER, as in table 3 of Zhu et al. 2022.
+    """Format communication, computation and WER, as in table 3 of Zhu et al. 2022.
 
-    CER where the language is written without spaces. With references there are columns of
-    differences to them, where what is better is in bold; without, the best rates are.
-
-    Below it a note, where methods are marked.
+    CER takes WER's place if the language is written without spaces. With references there are
+    columns of differences to them, with improvements in bold; without, the best rates are in bold.
+    A note follows the table if methods are marked.
     """
     rate = methods[0].runs[0].unit.rate
     clients = list(methods[0].runs[0].rates[rate])
@@ -344,12 +344,12 @@ def main_table(methods: Sequence[Method], compared: Compared) -> str:
             row.append(cell)
     for row, method in zip(cells, methods, strict=True):
         row += done_cells(method, methods)
-    told = collapse_note(methods)
-    return format_markdown([*header, *names, *DONE], cells) + f"\n{told}\n" * bool(told)
+    note = collapse_note(methods)
+    return format_markdown([*header, *names, *DONE], cells) + f"\n{note}\n" * bool(note)
 
 
 def interval_table(methods: Sequence[Method], rate: str) -> str:
-    """One rate ("wer" or "cer") by client, with its 95 % intervals."""
+    """Format one rate ("wer" or "cer") by client, with its 95 % intervals."""
     clients = list(methods[0].runs[0].rates[rate])
     cells = [
         [method.marked, *(_with_interval(method.interval(rate, client)) for client in clients)]
@@ -359,7 +359,7 @@ def interval_table(methods: Sequence[Method], rate: str) -> str:
 
 
 def pooled_line(method: Method) -> str:
-    """The error rate over all utterances, with its interval, in words."""
+    """Return a sentence part with a method's mean error rate, its interval, and its test data."""
     unit = method.runs[0].unit
     rate = _with_interval(method.interval(unit.rate, AVERAGE))
     return f"{unit.title} {rate} % on {_scored(method)}"
@@ -378,7 +378,7 @@ def _with_interval(rate: Interval) -> str:
 def embolden(
     cells: list[list[str]], column: int, best: Callable[[Iterable[float]], float] = min
 ) -> None:
-    """Set the best figure of a column in bold, and all that look equal to it.
+    """Set the best figure of a column in bold, and all that print the same.
 
     A cell begins with its figure, or is a dash.
     """

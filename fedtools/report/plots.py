@@ -1,4 +1,4 @@
-"""The plot of RESULTS.md: word error rate by round."""
+"""The plots of RESULTS.md: error rate by round, and by model and test data."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def plot_wer(path: str | Path, methods: Sequence[Method], title: str) -> None:
 
     A band goes from the lowest to the highest of several seeds.
 
-    Where all methods begin with the same figure in round 0 (the same model), it is a dashed line,
-    named after the one method without an experiment if there is one.
+    If all methods begin with the same figure in round 0 (the same model), it is a dashed line,
+    named after the only method without an experiment, if there is one.
 
     Args:
         path: the PNG; the same input gives the same bytes.
-        methods: those without a curve are left out; one at least has one.
+        methods: at least one has a curve; those without are left out.
         title: of the plot.
     """
     curves = {method.name: method.curve for method in methods if method.curve}
@@ -52,7 +52,8 @@ def plot_cross(path: str | Path, maps: Mapping[str, Mapping[tuple[str, str], flo
         path: the PNG; the same input gives the same bytes.
         maps: name -> (model's client, data's client) -> WER, %.
     """
-    # Shades are of what is lost to the best model of the same data: data differ more than models.
+    # Shades show the loss relative to the best model on the same data, since differences between
+    # data are larger than those between models.
     lost = {name: _lost(rates) for name, rates in maps.items()}
     most = max(max(one.values()) for one in lost.values())
     with drawing(path, (0.6 + 2.1 * len(maps), 2.4)) as figure:

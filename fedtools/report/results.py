@@ -1,4 +1,4 @@
-"""What one method cost and how well it did, read from its experiment and its scores."""
+"""Costs and error rates of one method, read from its experiment and its scores."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from fedtools.score.wer import columns_of, unit_of_columns
 from fedtools.tasks import facts_of
 from fedtools.tasks.facts import Facts
 
-# Stands in tables after the name of a method whose pseudo-labels collapsed.
+# Follows the name of a method in tables if its pseudo-labels collapsed.
 MARK = "†"
 DONE = ("Computation", "Steps", "Speech", "Averaged")
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A rate in percent with its 95 % interval; None where the bound is not known."""
+    """A rate in percent with its 95 % interval; None for a bound that is not known."""
 
     value: float
     low: float | None
@@ -42,11 +42,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a federation cost: bytes in both directions, epochs of training, rounds.
+    """The cost of a federation: bytes in both directions, epochs of training, rounds.
 
     `client_bytes` and `client_epochs` are means over the clients in the ledger of sums over rounds.
-    `steps` and `speech`, in seconds, are of all training, the server's too; `server_share` is that
-    of the model which the server trains.
+    `steps` and `speech`, in seconds, cover all training, including the server's; `server_share` is
+    the share of the model that the server trains.
     """
 
     bytes: float = 0
@@ -60,7 +60,7 @@ class Cost:
 
     @property
     def computation(self) -> float:
-        """Epochs of a whole model, of a client and of the server together."""
+        """Return the epochs of a whole model, the mean client's and the server's together."""
         return self.client_epochs + self.server_share * self.server_epochs
 
 
@@ -74,14 +74,15 @@ class Run:
         seed: of the experiment, if there is one.
         unit: what the error rates count.
         scored: client -> (speakers, utterances, words or characters).
-        rates: "wer" or "cer" -> client -> rate; the last client is `average`. The unit's comes
-            first, of characters alone.
+        rates: "wer" or "cer" -> client -> rate; the last client is `average`. The unit's rate comes
+            first; for characters it is the only one.
         curve: round -> client -> its rate on validation data in percent; empty if not evaluated.
         experiment: its folder, if there is one.
         scores: the folder of its scores.
-        weights: of the language model and of words, if hypotheses were re-ranked by any.
-        collapsed: client, or "the server" -> rounds in which its pseudo-labels collapsed.
-        averaged: client -> rounds whose models its own is the mean of, see `read_averaged`.
+        weights: of the language model and of words, if hypotheses were re-ranked.
+        collapsed: client, or "the server" -> the number of rounds in which its pseudo-labels
+            collapsed.
+        averaged: client -> rounds whose models were averaged for its own, see `read_averaged`.
     """
 
     name: str
@@ -100,42 +101,42 @@ class Run:
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the tables: a method, once for each seed."""
+    """One row of the tables: a method with its runs, one for each seed."""
 
     name: str
     runs: list[Run]
 
     @property
     def marked(self) -> str:
-        """The name, and a mark if pseudo-labels collapsed with any seed; see `collapse_note`."""
+        """Return the name, marked if pseudo-labels collapsed in any run; see `collapse_note`."""
         return f"{self.name} {MARK}" if any(run.collapsed for run in self.runs) else self.name
 
     @property
     def cost(self) -> Cost:
-        """The mean over the seeds."""
+        """Return the mean cost over the seeds."""
         costs = [astuple(run.cost) for run in self.runs]
         return Cost(*(statistics.fmean(values) for values in zip(*costs, strict=True)))
 
     def values(self, rate: str, client: str) -> list[float]:
-        """A rate of a client with each seed, in %."""
+        """Return a rate of a client with each seed, in %."""
         return [run.rates[rate][client].value for run in self.runs]
 
     def interval(self, rate: str, client: str) -> Interval:
-        """The means over the seeds of a rate and of the bounds of its intervals."""
+        """Return the means over the seeds of a rate and of the bounds of its intervals."""
         found = [astuple(run.rates[rate][client]) for run in self.runs]
         columns = zip(*found, strict=True)
         return Interval(*(None if None in ends else statistics.fmean(ends) for ends in columns))
 
     @property
     def curve(self) -> dict[int, list[float]]:
-        """Round -> the rate on validation data in %, the mean over clients, with each seed."""
+        """Return round -> mean over clients of the rate on validation data in %, for each seed."""
         curves = [run.curve for run in self.runs]
         shared = set.intersection(*map(set, curves))
         return {at: [statistics.fmean(c[at].values()) for c in curves] for at in sorted(shared)}
 
 
 def group(runs: Sequence[Run]) -> list[Method]:
-    """Runs of the same name are one method; in the order in which the names come first.
+    """Group runs of the same name into one method, in the order in which names first appear.
 
     Raises:
         UserError: if a seed comes twice, or the methods have different numbers of runs.
@@ -164,10 +165,10 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
     """Read what a row of the tables needs.
 
     Args:
-        name: the method's name in the tables; by default its title, which {} in it stands for.
+        name: the method's name in the tables, with {} for the method's title, which is the default.
         experiment: its folder, or None for a model that no federation trained.
-        scores: the folder that `fedtools score` wrote. If it lies in another experiment, in which
-            newcomers adapted, collapses of pseudo-labels are those of both.
+        scores: the folder that `fedtools score` wrote. If it is in another experiment, in which
+            newcomers adapted, collapses of pseudo-labels in both are counted.
 
     Raises:
         UserError: if a file is missing or malformed.
@@ -184,7 +185,7 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
     cost, collapsed = read_cost(opened), Counter(read_collapsed(opened))
     adapted = scores.parent
     if (adapted / "config.yaml").exists() and not adapted.samefile(experiment):
-        # The scores are newcomers', who train in an experiment of their own.
+        # The scores are of newcomers, who train in an experiment of their own.
         collapsed.update(read_collapsed(Experiment(adapted)))
     return Run(
         name,
@@ -221,7 +222,7 @@ def read_cost(experiment: Experiment) -> Cost:
 
 
 def read_collapsed(experiment: Experiment) -> dict[str, int]:
-    """Client, or "the server" -> rounds in which nearly all of its pseudo-labels were empty."""
+    """Count the rounds in which pseudo-labels collapsed, by client, or "the server"."""
     found: dict[str, int] = {}
     for row in read_ledger(experiment):
         if row.status == COLLAPSED:
@@ -231,8 +232,8 @@ def read_collapsed(experiment: Experiment) -> dict[str, int]:
 
 
 def collapse_note(methods: Sequence[Method]) -> str:
-    """What the mark means, and whose pseudo-labels collapsed how often; "" if nobody's did."""
-    told = [
+    """Return a note on the mark, with the counts of collapsed pseudo-labels; "" without any."""
+    counts = [
         f"{method.name}, seed {run.seed}: {_rounds_of(run.collapsed)}"
         for method in methods
         for run in method.runs
@@ -240,11 +241,11 @@ def collapse_note(methods: Sequence[Method]) -> str:
     ]
     share = f"{100 * COLLAPSED_FROM:.0f} %"
     meaning = f"{MARK} pseudo-labels collapsed: in a round at least {share} of them were empty."
-    return f"{meaning} Training went on. {'; '.join(told)}." if told else ""
+    return f"{meaning} Training went on. {'; '.join(counts)}." if counts else ""
 
 
 def _rounds_of(collapsed: Mapping[str, int]) -> str:
-    """Who how often, the first few by name."""
+    """Return in how many rounds the labels of each collapsed, for the first few by name."""
     named = [f"{who} in {times} round{'s' * (times != 1)}" for who, times in collapsed.items()]
     return some(named)
 
@@ -267,12 +268,12 @@ def read_curve(path: Path, facts: Facts) -> dict[int, dict[str, float]]:
 
 
 def cost_table(experiment: Experiment) -> str:
-    """An experiment's ledger summed up by client, as an aligned table (`fedtools show`)."""
+    """Sum up an experiment's ledger by client, as an aligned table (`fedtools show`)."""
     sums: dict[str, list[float]] = {}
     for row in read_ledger(experiment):
         sizes, epochs = (row.bytes_down, row.bytes_up), (row.client_epochs, row.server_epochs)
         marks = row.status not in COUNTED, row.status == COLLAPSED
-        # A collapse where the server trained is no round of the client's.
+        # A collapse in the server's training does not count as a round of the client.
         part = row.status != COLLAPSED or row.client_epochs > 0 or row.client == SERVER_ROW
         values = (part, *sizes, *epochs, row.seconds, *marks)
         before = sums.get(row.client, [0] * len(values))
@@ -292,7 +293,7 @@ def cost_table(experiment: Experiment) -> str:
 
 
 def size_text(size: float) -> str:
-    """Bytes in the largest decimal unit that leaves a digit before the point; a dash for none."""
+    """Format bytes in the largest decimal unit with a digit before the point; a dash for none."""
     if not size:
         return "-"
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -302,21 +303,21 @@ def size_text(size: float) -> str:
 
 
 def epochs_text(epochs: float) -> str:
-    """Epochs as short as they can be told; a dash for none."""
+    """Format epochs with at most two decimals; a dash for none."""
     return f"{round(epochs, 2):g}" if epochs else "-"
 
 
 def server_text(cost: Cost) -> str:
-    """Epochs of the server's training, with the share of the model if it trains a part."""
+    """Format the server's epochs, with the share of the model if it trains only a part."""
     text = epochs_text(cost.server_epochs)
     return f"{cost.server_share:.2g} * {text}" if cost.server_share < 1 and text != "-" else text
 
 
 def done_cells(method: Method, methods: Sequence[Method]) -> list[str]:
-    """What a table says beside costs of what was done for a row, the columns `DONE`.
+    """Return a row's cells in the columns `DONE`, on the training behind it.
 
     Args:
-        methods: of the table.
+        methods: all methods of the table.
     """
     cost, most = method.cost, max(one.cost.computation for one in methods)
     return [
@@ -328,7 +329,7 @@ def done_cells(method: Method, methods: Sequence[Method]) -> list[str]:
 
 
 def check_comparable(runs: Sequence[Run]) -> None:
-    """Insist that all were scored on the same clients, speakers, utterances and words."""
+    """Raise a `UserError` unless all runs have the same clients, speakers, utterances and words."""
     for run in runs[1:]:
         if (run.unit, run.scored) != (runs[0].unit, runs[0].scored):
             problem = f"{run.name!r} was not scored on the same test data as {runs[0].name!r}"
@@ -345,7 +346,7 @@ def _read_scores(
         raise UserError(problem, path=path, remedy="run fedtools score")
     for column in ("utterances", unit.plural):
         *clients, _, total = (count(row, column, path, line) for line, row in enumerate(rows, 2))
-        # Without clients, the total alone is there.
+        # Without clients, there is only the total.
         if clients and sum(clients) != total:
             problem = f"the clients' {column} are {sum(clients)}, {ALL} has {total}"
             raise UserError(problem, path=path, remedy="run fedtools score again")

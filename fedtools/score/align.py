@@ -16,7 +16,7 @@ _FOLD = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 
 class Counts(NamedTuple):
-    """What an alignment comes to, in tokens: `correct + substitutions + deletions` = reference."""
+    """Counts of an alignment, in tokens: `correct + substitutions + deletions` = reference."""
 
     correct: int
     substitutions: int
@@ -30,12 +30,12 @@ class Counts(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the reference."""
+        """Return the number of tokens of the reference."""
         return self.correct + self.substitutions + self.deletions
 
     @property
     def errors(self) -> int:
-        """Substitutions, deletions and insertions."""
+        """Return the sum of substitutions, deletions and insertions."""
         return self.substitutions + self.deletions + self.insertions
 
     def __add__(self, other: Counts) -> Counts:
@@ -43,7 +43,7 @@ class Counts(NamedTuple):
 
 
 def count_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> Counts:
-    """Count what sclite's alignment of two token sequences comes to; see `align`."""
+    """Count the steps of sclite's alignment of two token sequences; see `align`."""
     return Counts.of(align(reference, hypothesis))
 
 
@@ -51,8 +51,8 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> str:
     """Align two token sequences at the least cost: insertion and deletion 3, substitution 4.
 
     Among alignments of equal cost it is the one that sclite 2.10 takes: traced from the end,
-    a pair of tokens before an insertion before a deletion. The choice matters: equal costs can
-    hide different numbers of errors.
+    a pair of tokens before an insertion before a deletion. The choice matters, because alignments
+    of equal cost can have different numbers of errors.
 
     Args:
         reference: tokens of the reference.
@@ -85,7 +85,7 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> str:
 
 
 def _costs(ref: list[int], hyp: np.ndarray) -> np.ndarray:
-    """The least cost of aligning each pair of prefixes, (reference + 1, hypothesis + 1)."""
+    """Return the least cost of aligning each pair of prefixes, (reference + 1, hypothesis + 1)."""
     inserted = _GAP * np.arange(len(hyp) + 1)
     cost = np.empty((len(ref) + 1, len(hyp) + 1), np.int64)
     cost[0] = inserted

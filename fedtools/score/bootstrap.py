@@ -2,8 +2,8 @@
 
 M. Bisani and H. Ney, "Bootstrap estimates for confidence intervals in ASR performance
 evaluation", ICASSP 2004. Errors of one speaker depend on one another, so whole speakers are drawn.
-Of few speakers the draws know too little: in simulations with normal error rates 95 % intervals
-hold the truth in 50 % of the cases with two speakers, in 85 % with six.
+With few speakers intervals are too narrow: in simulations with normal error rates, 95 % intervals
+cover the true rate in 50 % of the cases with two speakers, and in 85 % with six.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIN_SPEAKERS = 10
 def error_rates(
     errors: Mapping[str, np.ndarray], tokens: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Client -> (rates,) in percent, then `average`, the clients' mean, and `all`, over all.
+    """Return client -> (rates,) in percent, then `average`, the clients' mean, and `all`, over all.
 
     Args:
         errors: client -> (speakers, rates) errors.
@@ -50,12 +50,12 @@ def resample(
             such as the words and characters of one system, or the words of two.
         tokens: client -> (speakers, rates) reference tokens.
         resamples: number of draws.
-        seed: the draws of a client are a function of the seed and its name.
+        seed: random seed; the draws of a client are a function of the seed and its name.
 
     Returns:
         client -> (resamples, rates) error rates in percent; `average` is the mean over clients,
-        `all` the rate over all of their speakers. NaN where a client of them has fewer than
-        `MIN_SPEAKERS` to draw from.
+        `all` the rate over all of their speakers. NaN if a client has fewer than `MIN_SPEAKERS` to
+        draw from.
     """
     single = sorted(client for client in errors if len(errors[client]) == 1)
     strata = [[client] for client in errors if client not in set(single)]
@@ -80,7 +80,7 @@ def resample(
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """The 2.5 and 97.5 percentiles of (resamples,) values; NaN, NaN if no value is known."""
+    """Return the 2.5 and 97.5 percentiles of (resamples,) values; NaN, NaN if all are NaN."""
     known = values[~np.isnan(values)]
     if not len(known):
         return float("nan"), float("nan")
@@ -89,14 +89,17 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def speaker_draws(speakers: int, resamples: int, seed: int, name: str) -> np.ndarray:
-    """How often each speaker is drawn, (resamples, speakers); NaN if they are too few."""
+    """Return how often each speaker is drawn, (resamples, speakers); NaN if they are too few."""
     if speakers < MIN_SPEAKERS:
         return np.full((resamples, speakers), np.nan)
     return draws_of(speakers, resamples, seed, name)
 
 
 def draws_of(speakers: int, resamples: int, seed: int, name: str) -> np.ndarray:
-    """The same of however few speakers, as they are drawn within each of several clients."""
+    """Return how often each speaker is drawn, (resamples, speakers), however few they are.
+
+    This suits draws within each of several clients, which may have few speakers each.
+    """
     draws = generator(seed, "bootstrap", name)
     counts = draws.multinomial(speakers, np.full(speakers, 1 / speakers), resamples)
     # Floats, because numpy multiplies matrices of integers without BLAS; the sums stay exact.
@@ -104,6 +107,6 @@ def draws_of(speakers: int, resamples: int, seed: int, name: str) -> np.ndarray:
 
 
 def _rate(errors: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    # A draw of nothing but speakers without a word has no rate.
+    # A draw in which no speaker has a word has no rate.
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(tokens > 0, 100 * errors / tokens, np.nan)

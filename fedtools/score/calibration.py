@@ -1,4 +1,4 @@
-"""What decisions by scores cost, what scores tell as log-likelihood ratios, and once calibrated."""
+"""Detection costs of scores, costs of log-likelihood ratios, calibration, and linkability."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def min_dcf(
     reject_cost: float = 1.0,
     accept_cost: float = 1.0,
 ) -> float:
-    """The detection cost at the best threshold, over that of the best decision without scores.
+    """Return the detection cost at the best threshold, relative to the best one without scores.
 
     NIST's speaker recognition evaluations: reject_cost x prior x P(false reject) + accept_cost x
     (1 - prior) x P(false accept).
@@ -38,11 +38,11 @@ def min_dcf(
 
 
 def cllr(ratios: np.ndarray, targets: np.ndarray) -> float:
-    """The cost of log-likelihood ratios, in bits.
+    """Return the cost of log-likelihood ratios, in bits.
 
     N. Brümmer and J. du Preez, "Application-independent evaluation of speaker detection", Computer
-    Speech and Language 20 (2006): 0 for perfect ones, 1 for ratios that are all 1, and no upper
-    bound for those that mislead.
+    Speech and Language 20 (2006): 0 for perfect ratios, 1 for ratios that are all 1, and no upper
+    bound for misleading ones.
 
     Args:
         ratios: (trials,), natural logs.
@@ -56,20 +56,20 @@ def cllr(ratios: np.ndarray, targets: np.ndarray) -> float:
 
 
 class Ratios(NamedTuple):
-    """What makes log-likelihood ratios, natural logs, of several scores: weights and an offset."""
+    """Weights and offset that combine several scores into a log-likelihood ratio, natural log."""
 
     weights: np.ndarray
     offset: float
 
 
 def fit_ratios(scores: np.ndarray, targets: np.ndarray) -> Ratios:
-    """Fit the ratios that several scores of a trial have together: logistic regression.
+    """Fit log-likelihood ratios of several scores per trial by logistic regression.
 
     N. Brümmer et al., "Fusion of heterogeneous speaker recognition systems in the STBU submission
     for the NIST SRE 2006", IEEE TASLP 15 (2007), at a prior of one half: both kinds of trials have
-    the same weight, which is that of as many independent trials as the rarer kind has. Weights of
-    scores that are scaled by their spread are drawn towards 0, so that scores that part the
-    training trials completely have ratios all the same.
+    the same total weight, the number of trials of the rarer kind. The weights, for scores that are
+    scaled by their spread, are regularised towards 0, so that ratios stay finite where scores
+    separate the training trials completely.
 
     Args:
         scores: (trials, systems).
@@ -88,10 +88,10 @@ def fit_ratios(scores: np.ndarray, targets: np.ndarray) -> Ratios:
 
 
 def min_cllr(scores: np.ndarray, targets: np.ndarray) -> float:
-    """The least `cllr` that any non-decreasing function of the scores has, in bits: 0 to 1.
+    """Return the least `cllr` of any non-decreasing function of the scores, in bits: 0 to 1.
 
     Pool-adjacent-violators gives this function. Trials of equal score get one ratio; the tools of
-    VoicePrivacy 2020 put the other trials before the target ones there, and find less.
+    VoicePrivacy 2020 put the other trials before the target ones there, and get a smaller value.
 
     Args:
         scores: (trials,), large where the speakers seem the same.
@@ -107,7 +107,7 @@ def min_cllr(scores: np.ndarray, targets: np.ndarray) -> float:
         return float("nan")
     total = same + other
     posterior = isotonic_regression(same / total, sample_weight=total)
-    # Posteriors of 0 and 1 are of trials of one kind alone, whose cost is 0.
+    # Posteriors of 0 and 1 occur at scores with trials of one kind alone, whose cost is 0.
     odds = posterior.clip(0, 1), (1 - posterior).clip(0, 1)
     prior = same.sum() / other.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -117,15 +117,15 @@ def min_cllr(scores: np.ndarray, targets: np.ndarray) -> float:
 
 
 def linkability(scores: np.ndarray, targets: np.ndarray, *, prior_ratio: float = 1.0) -> float:
-    """The global linkability D_sys: 0 where scores tell nothing, 1 where they tell all.
+    """Return the global linkability D_sys: 0 if scores reveal nothing, 1 if they reveal all.
 
     M. Gomez-Barrero et al., "General framework to evaluate unlinkability in biometric template
     protection systems", IEEE TIFS 13 (2018), equations 8 to 10, as VoicePrivacy 2020 computes it
-    (M. Maouche et al., Interspeech 2020): densities are histograms of a bin for ten target trials,
-    at most 100, over the range of all scores, and the integral is a trapezoid over the bins'
-    centres. It does not depend on scores being ordered. Two properties to know: noise in the
-    histograms makes it positive where the truth is 0, and the trapezoid loses half of what lies in
-    the first and the last bin, which is much where bins are few.
+    (M. Maouche et al., Interspeech 2020): densities are histograms with one bin for ten target
+    trials, at most 100 bins, over the range of all scores, and the integral is a trapezoid over the
+    bins' centres. It does not depend on scores being ordered. Two properties to know: noise in the
+    histograms makes it positive if the true value is 0, and the trapezoid loses half of the first
+    and the last bin, which is much if bins are few.
 
     Args:
         scores: (trials,).
@@ -133,7 +133,8 @@ def linkability(scores: np.ndarray, targets: np.ndarray, *, prior_ratio: float =
         prior_ratio: omega, the prior odds of a target trial.
 
     Returns:
-        NaN with fewer than 20 target trials, for which there are not two bins, or with none other.
+        NaN with fewer than 20 target trials, which give fewer than two bins, or without other
+        trials.
     """
     count_scores(scores, targets)
     bins = min(int(targets.sum()) // 10, 100)
@@ -156,10 +157,10 @@ def linkability(scores: np.ndarray, targets: np.ndarray, *, prior_ratio: float =
 def _mean_bits(
     reject: np.ndarray, accept: np.ndarray, same: np.ndarray, other: np.ndarray
 ) -> float:
-    """The mean of both kinds' mean costs; costs and counts (scores,), costs in nats."""
+    """Return the mean of both kinds' mean costs, in bits; costs (scores,) in nats, with counts."""
     if not same.sum() or not other.sum():
         return float("nan")
-    # An infinite cost that no trial has is none.
+    # Leave out infinite costs of scores without trials.
     sums = (
         costs[counts > 0] @ counts[counts > 0]
         for costs, counts in ((reject, same), (accept, other))

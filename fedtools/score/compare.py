@@ -15,13 +15,13 @@ from fedtools.score.pairs import References, align_all, estimate, read_hypothese
 from fedtools.score.text_rule import TextRule
 from fedtools.score.wer import interval_text, percent, with_note
 
-# Beside the systems' rates; in `compare`'s table those of a test come last.
+# Columns after the systems' rates; those of the test come last.
 _DIFFERENCE = ("difference", "difference_low", "difference_high")
 _TEST = ("segments", "segment_difference", "z", "p")
 
 
 def columns_of(unit: Unit) -> tuple[str, ...]:
-    """The columns of what `compare` writes."""
+    """Return the columns of the table that `compare` writes."""
     return "client", f"{unit.rate}_a", f"{unit.rate}_b", *_DIFFERENCE, *_TEST
 
 
@@ -41,20 +41,20 @@ def compare(
 
     Where a language is written without spaces, characters are counted (`fedtools.files.units`).
     The difference of the rates, A minus B, comes with the 95 % interval of a bootstrap that draws
-    the same speakers for both; z and p are of the matched-pair test (see `mapsswe`), which has no
-    average over clients.
+    the same speakers for both; z and p come from the matched-pair test (see `mapsswe`), which has
+    no average over clients.
 
     Args:
         data_dir: holds `text`, `utt2spk` and, optionally, `utt2client` and `utt2lang`.
         hyp_a: a Kaldi `text` of system A's hypotheses.
         hyp_b: that of system B.
         resamples: draws of the bootstrap.
-        seed: of the bootstrap.
-        rule: what is done to references and hypotheses alike before they are compared.
-        out: where the rows are written as a tab-separated file, if anywhere.
+        seed: random seed of the bootstrap.
+        rule: the text rule for both references and hypotheses.
+        out: a tab-separated file for the rows, if one is wanted.
 
     Returns:
-        The rows, their numbers rounded and written out.
+        The rows, with their numbers rounded and formatted.
 
     Raises:
         UserError: if the utterances are not exactly the same, or a file breaks a rule.
@@ -93,7 +93,7 @@ def compare(
 
 
 def compare_table(rows: Iterable[dict[str, object]]) -> str:
-    """The rows of `compare` as an aligned table, which says so if characters are counted."""
+    """Format the rows of `compare` as an aligned table, with a note if characters are counted."""
     rows = list(rows)
     unit = next(one for one in (WORD, CHARACTER) if f"{one.rate}_a" in rows[0])
     header = ["client", f"{unit.title}% A", f"{unit.title}% B", "A - B", "95%"]

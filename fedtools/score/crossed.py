@@ -1,13 +1,13 @@
-"""Do two systems differ, over training seeds and test speakers that might have been others?
+"""The difference of two systems, with training seeds and test speakers as random samples.
 
 Each seed of both systems is scored on the same speakers: seeds and speakers are crossed. The
-difference of a seed and a speaker is that of the whole, plus an effect of the seed, one of the
+difference for a seed and a speaker is the overall one, plus an effect of the seed, one of the
 speaker, and one of both together, all random (two-way random effects with one observation a cell;
 S. Searle, G. Casella, C. McCulloch: Variance components, Wiley 1992, chapter 4). Its variance is a
 sum of mean squares, whose degrees of freedom F. Satterthwaite approximates (An approximate
 distribution of estimates of variance components, Biometrics Bulletin 1946). An error rate is a
-ratio of two sums, and is linearised: a speaker's part is what its errors are more than the rate
-times its tokens (W. Cochran: Sampling techniques, 3rd edition, Wiley 1977, section 6.3).
+ratio of two sums, and is linearised: a speaker's part is its errors minus the rate times its tokens
+(W. Cochran: Sampling techniques, 3rd edition, Wiley 1977, section 6.3).
 
 A bootstrap that draws speakers and, within them, seeds is no substitute: with three seeds it draws
 too few of them to know how much these vary.
@@ -29,7 +29,7 @@ _LEVEL = 0.95
 class Difference(NamedTuple):
     """A difference of two rates, in percentage points, with its 95 % interval and two-sided p.
 
-    The interval and p are NaN where the speakers are too few to tell.
+    The interval and p are NaN if there are too few speakers.
     """
 
     value: float
@@ -41,15 +41,15 @@ class Difference(NamedTuple):
 def difference(
     errors: np.ndarray, others: np.ndarray, tokens: np.ndarray, clients: Sequence[int] | np.ndarray
 ) -> Difference:
-    """The rate of some errors less that of others: the mean over clients and seeds.
+    """Return one system's error rate minus another's, as the mean over clients and seeds.
 
     Args:
         errors: (seeds, speakers), of one system with each seed.
-        others: the same of the system that it is compared with.
+        others: the same for the system that it is compared with.
         tokens: (speakers,), reference words, characters or clips.
-        clients: (speakers,), the number of each speaker's client, whose rate is that of all of its
-            tokens. Clients are fixed, and their speakers drawn; clients of one speaker are drawn
-            from each other.
+        clients: (speakers,), the number of each speaker's client; a client's rate is over all of
+            its tokens. Clients are fixed, and their speakers drawn; clients of one speaker are
+            drawn from each other.
     """
     errors, others = (100 * np.atleast_2d(np.asarray(one, float)) for one in (errors, others))
     parts, value = _parts(errors - others, np.asarray(tokens, float), np.asarray(clients))
@@ -68,9 +68,9 @@ def difference(
 
 
 def _parts(values: np.ndarray, tokens: np.ndarray, clients: np.ndarray) -> tuple[np.ndarray, float]:
-    """What each seed and speaker adds to the difference, (seeds, speakers), and the difference.
+    """Return the parts of each seed and speaker, (seeds, speakers), and the overall difference.
 
-    Parts are scaled so that a seed's difference is the whole one plus the mean of its parts.
+    Parts are scaled so that a seed's difference is the overall one plus the mean of its parts.
     """
     _, clients = np.unique(clients, return_inverse=True)
     count, speakers = clients.max() + 1, values.shape[1]
@@ -86,7 +86,7 @@ def _parts(values: np.ndarray, tokens: np.ndarray, clients: np.ndarray) -> tuple
 
 
 def _strata(clients: np.ndarray) -> np.ndarray:
-    """The number of each speaker's stratum: its client, and one for all clients of one speaker."""
+    """Return each speaker's stratum by number: its client, or one for single-speaker clients."""
     _, place, sizes = np.unique(clients, return_inverse=True, return_counts=True)
     place = np.where(sizes[place] == 1, len(sizes), place)
     return np.unique(place, return_inverse=True)[1]
@@ -95,7 +95,7 @@ def _strata(clients: np.ndarray) -> np.ndarray:
 def _variance(
     parts: np.ndarray, strata: np.ndarray, sizes: np.ndarray, free: int
 ) -> tuple[float, float]:
-    """The variance of the mean of parts that sum to nothing, and its degrees of freedom."""
+    """Return the variance of the mean of parts that sum to 0, and its degrees of freedom."""
     seeds, speakers = parts.shape
     scale = (sizes / (sizes - 1))[strata]
     of_speakers = parts.mean(0)
@@ -109,7 +109,7 @@ def _variance(
     both = float((scale * rest**2).sum()) / speakers / (seeds - 1)
     found = between + squares - both
     freedom = _freedom([(between, seeds - 1), (squares, free), (-both, (seeds - 1) * free)])
-    # Where one of the two effects seems to be less than nothing, it is taken for nothing.
+    # A negative estimate of one effect's variance is taken as 0.
     least, of_least = max((between, seeds - 1), (squares, free))
     if found < least:
         found, freedom = least, of_least
@@ -117,16 +117,16 @@ def _variance(
 
 
 def _freedom(squares: Sequence[tuple[float, float]]) -> float:
-    """Satterthwaite's degrees of freedom of a sum of mean squares, each with its own."""
+    """Return Satterthwaite's degrees of freedom of a sum of mean squares, each with its own."""
     total = sum(one for one, _ in squares) ** 2
     each = sum(one**2 / free for one, free in squares)
     return total / each if each else 1.0
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """S. Holm's adjusted p of a family of tests (Scandinavian Journal of Statistics, 1979).
+    """Return the adjusted p of a family of tests, in which NaN stands for no test, and stays.
 
-    NaN is no test, and stays.
+    S. Holm, Scandinavian Journal of Statistics, 1979.
     """
     known = [index for index, one in enumerate(values) if not np.isnan(one)]
     found, most = list(values), 0.0

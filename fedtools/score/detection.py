@@ -4,9 +4,9 @@ X.-C. Li et al.: Avoid overfitting user specific information in federated keywor
 Interspeech 2022, section 5 and table 3. `DEFINITION` says what is counted, and where the paper
 leaves it open; a prediction is the class of the largest logit.
 
-At a threshold, a clip is accepted whose score is at least that: `scores_of` says what a score is.
-In running speech, where no word is a keyword, a score is there at every step of a sliding window,
-and `peaks` says which of them are one false accept.
+A clip is accepted if its score is at least the threshold: `scores_of` defines the score. Running
+speech without keywords has a score at every step of a sliding window, and `peaks` defines which
+steps count as one false accept.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from fedtools.files.errors import UserError
 NEGATIVE = ("_silence_", "_unknown_")
 RATES = ("fa", "fr", "fa_of_negatives", "fr_of_positives")
 COLUMNS = ("round", "clips", "negatives", "false_accepts", "false_rejects", *RATES)
-"""Of the file in which an experiment keeps these, a row after its last round."""
+"""Columns of the file in which an experiment keeps these, with a row after its last round."""
 
 DET = ("threshold", "false_rejects", "false_accepts")
-"""Of the file of rates, as shares, at all thresholds that make a difference."""
+"""Columns of the file of rates, as shares, at all thresholds at which they change."""
 
 DEFINITION = (
     f"Negative classes are `{NEGATIVE[0]}` and `{NEGATIVE[1]}`, all others are positive; no "
     "threshold. "
     "FA: clips of a negative class taken for a positive one; FR: clips of a positive class taken "
-    "for a negative one; both in % of all clips. Beside them FA in % of the negative clips and FR "
-    "in % of the positive ones. A keyword taken for another keyword is neither. The paper "
-    "averages FA over its ten words and does not say of what its rates are percentages; all clips "
-    "is what its authors' public code counts."
+    "for a negative one; both in % of all clips. The table also has FA in % of the negative clips "
+    "and FR in % of the positive ones. A keyword taken for another keyword is neither. The paper "
+    "averages FA over its ten words and does not say what its percentages refer to; its authors' "
+    "public code counts all clips."
 )
 
 
-# A detector's working points that people report: false accepts an hour of speech without keywords,
-# and % of clips that are none.
+# Commonly reported operating points of a detector: false accepts per hour of speech without
+# keywords, and in % of clips without one.
 AN_HOUR = (1.0, 10.0, 100.0)
 OF_CLIPS = (0.1, 1.0, 5.0)
 
@@ -55,7 +55,7 @@ class Detection:
 
     @property
     def rates(self) -> dict[str, float]:
-        """`RATES`: of all clips, and of those that could be falsely taken, in %."""
+        """Return `RATES`, in %: of all clips, and of those that could be falsely taken."""
         accepts, rejects = 100 * self.false_accepts, 100 * self.false_rejects
         values = (
             accepts / self.clips,
@@ -69,7 +69,7 @@ class Detection:
 def detect(
     predicted: np.ndarray, labels: np.ndarray, classes: Sequence[str], where: str | Path
 ) -> Detection:
-    """Count false accepts and rejects; the module says what they are.
+    """Count false accepts and rejects, as defined in `DEFINITION`.
 
     Args:
         predicted, labels: class indices, (clips,).
@@ -80,8 +80,8 @@ def detect(
         UserError: if the classes or the clips are all positive, or all negative.
     """
     if not set(NEGATIVE) & set(classes):
-        problem = f"no class is {' or '.join(NEGATIVE)}, so that nothing is to be rejected"
-        remedy = "take the data of the 12-class task"
+        problem = f"no class is {' or '.join(NEGATIVE)}, so there is nothing to reject"
+        remedy = "use the data of the 12-class task"
         raise UserError(problem, path=where, remedy=remedy)
     negative = np.isin(classes, NEGATIVE)
     is_negative, taken_for_negative = negative[labels], negative[predicted]
@@ -97,10 +97,10 @@ def detect(
 
 
 def scores_of(logits: np.ndarray, classes: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The score of each clip, float64 (clips,), and the class that is accepted if it is high.
+    """Return the score of each clip, float64 (clips,), and the class that a high score accepts.
 
-    That is the most probable keyword, and the score its log odds, natural: its logit less the log
-    sum of all other classes' exponentials. Another keyword that is as probable lowers it.
+    The class is the most probable keyword, and the score its natural log odds: its logit minus the
+    log sum of all other classes' exponentials. Another keyword that is as probable lowers it.
 
     Args:
         logits: (clips, classes).
@@ -117,10 +117,10 @@ def scores_of(logits: np.ndarray, classes: Sequence[str]) -> tuple[np.ndarray, n
 
 
 def peaks(scores: np.ndarray, apart: int) -> list[int]:
-    """The steps of a sliding window that a detector takes for a word, in falling order of scores.
+    """Return the steps of a sliding window that count as one word each, in falling order of scores.
 
-    Each is the highest of all that are less than `apart` steps from it and from no higher one: a
-    word is heard in many windows, and accepted once, whatever the threshold is.
+    Each is the highest that no higher one suppresses, and suppresses those less than `apart` steps
+    from it: a word is in many windows, and is accepted once, at any threshold.
     """
     free, found = np.ones(len(scores), bool), []
     for step in np.argsort(-scores, kind="stable").tolist():
@@ -131,12 +131,12 @@ def peaks(scores: np.ndarray, apart: int) -> list[int]:
 
 
 def rejects_at(positives: np.ndarray, negatives: np.ndarray, allowed: int) -> float:
-    """False rejects, in %, at the lowest threshold with so few false accepts.
+    """Return the false rejects, in %, at the lowest threshold with few enough false accepts.
 
     Args:
         positives: scores of clips that are to be accepted.
-        negatives: scores of what is not.
-        allowed: of these, how many may be accepted.
+        negatives: scores of what is to be rejected.
+        allowed: the most negatives that may be accepted.
     """
     if allowed >= len(negatives):
         return 0.0

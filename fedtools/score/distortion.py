@@ -10,7 +10,7 @@ COEFFICIENTS = 12
 
 
 def cepstra(filterbanks: np.ndarray) -> np.ndarray:
-    """Mel-cepstral coefficients 1 to 12 of log power filterbanks (natural log).
+    """Compute mel-cepstral coefficients 1 to 12 of log power filterbanks (natural log).
 
     c_d = 1/M sum_m x_m cos(pi d (m + 1/2) / M), so that x = c_0 + 2 sum_d c_d cos(...), as
     mel-cepstra are defined.
@@ -26,7 +26,7 @@ def cepstra(filterbanks: np.ndarray) -> np.ndarray:
 
 
 def mel_cepstral_distortion(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Distortion of each frame in dB, (T,), between cepstra (T, 12) that `cepstra` gave.
+    """Compute the distortion of each frame in dB, (T,), between (T, 12) results of `cepstra`.
 
     10 / ln 10 sqrt(2 sum_d (c_d - c'_d)^2): R. Kubichek, "Mel-cepstral distance measure for
     objective speech quality assessment", PACRIM 1993. By Parseval's theorem it is the root mean

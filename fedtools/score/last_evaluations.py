@@ -1,8 +1,8 @@
-"""Which models of an experiment its accuracy is of: those of its last evaluations.
+"""The last evaluations of an experiment, over which its accuracy is averaged.
 
 X.-C. Li et al. record accuracy every three rounds; their legends have the mean of "the final 5
 communication rounds". Here that is the mean of the last five evaluations: of their accuracies, not
-of their models or of what these predict together. Differences of methods are of the same five.
+of their models or predictions. Differences of methods are over the same five.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 LAST = 5
-# Counts of clips by round and speaker, beside an experiment's accuracies.
+# Columns of the clips' counts by round and speaker, which are kept next to the accuracies.
 SPEAKER_COLUMNS = ("round", "speaker", "clips", "errors")
 
 
 def last_of(rounds: Iterable[int]) -> list[int]:
-    """The rounds of the last evaluations; the start, round 0, only where it is all there is."""
+    """Return the rounds of the last evaluations; round 0, the start, only if there is no other."""
     found = sorted(rounds)
     return [number for number in found if number][-LAST:] or found[:1]

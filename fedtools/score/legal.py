@@ -1,8 +1,8 @@
-"""Linkability and singling out: what data protection asks of anonymous data, as probabilities.
+"""Linkability and singling out: data protection's criteria for anonymous data, as probabilities.
 
 N. Vauquier, B. M. L. Srivastava, S. A. Hosseini, E. Vincent, "Legally validated evaluation
 framework for voice anonymization" (Interspeech 2025). Linkability is computed by their own package,
-but for ties; singling out is a rule of ours by their definition.
+except for ties; singling out is our own rule by their definition.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import numpy as np
 
 
 class Risk(NamedTuple):
-    """What an attacker achieves; NaN where no speaker has two items, or there is one speaker.
+    """An attacker's success rates; NaN if no speaker has two items, or there is one speaker.
 
     Attributes:
-        linked: how often a speaker's second item scores highest with its first, of all speakers'.
-            By chance 1 / speakers. Where m first items score highest alike, one is guessed: that
-            counts 1 / m. (The package counts it 1, so that scores that tell nothing link all.)
-        singled: how often "scores above a threshold with this speaker's first item" is true of one
-            single speaker's second item. By chance about 1 / 4.
-        speakers: among whom a second item is linked.
+        linked: how often a speaker's later item scores highest with its own first item among all
+            speakers' first items. By chance 1 / speakers. If m first items tie for the highest
+            score, one is guessed, which counts 1 / m. (The package counts it 1, so that constant
+            scores link all.)
+        singled: how often "scores above a threshold with this speaker's first item" is true of
+            exactly one speaker's second item. By chance about 1 / 4.
+        speakers: the number of speakers among whom an item is linked.
     """
 
     linked: float
@@ -31,15 +32,15 @@ class Risk(NamedTuple):
 
 
 def risk(scores: np.ndarray, speakers: Sequence[str]) -> Risk:
-    """The risk of speakers with one or more items, of scores of all pairs of items.
+    """Compute the risk of speakers with one or more items, from scores of all pairs of items.
 
-    The threshold of a predicate is the highest score of the others' first items. (The framework
-    sets it by third items, of the predicate's own speaker too, and lets one pass: chance is then
-    exp(-1). Personalised models are too few for that.)
+    The threshold of a predicate is the highest score of the other speakers' first items. (The
+    framework sets it by third items, including that of the predicate's own speaker, and lets one
+    pass: chance is then exp(-1). There are too few personalised models for that.)
 
     Args:
-        scores: (items, items), large where two seem to be of one speaker; may be infinite.
-        speakers: (items,), of each item.
+        scores: (items, items), large if two items seem to be of one speaker; may be infinite.
+        speakers: (items,), the speaker of each item.
     """
     from legal_eval.io import ScoreMatrix
     from legal_eval.metrics.linkability import count_beaters
@@ -53,7 +54,7 @@ def risk(scores: np.ndarray, speakers: Sequence[str]) -> Risk:
     own = scores[np.ix_(first, later)]
     matrix = ScoreMatrix(own, names.tolist(), names[owner[later]].tolist(), {})
     alike = (own == own[owner[later], np.arange(len(later))]).sum(0)
-    # Among all speakers whoever is beaten once is not linked.
+    # An item is linked only if no speaker beats its own.
     linked = float(np.mean((count_beaters(matrix) == 0) / alike))
     second = np.array([own[1] for own in items if len(own) > 1])
     isolated = []

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Correct words, in both systems, that part two segments.
+# The number of words in a row, correct in both systems, that separates two segments.
 _BUFFER = 2
 
 
@@ -20,8 +20,8 @@ _BUFFER = 2
 class Mapsswe:
     """The outcome: `difference` is the mean of A's errors minus B's over `segments` segments.
 
-    `z` is its distance from zero in standard errors, and `p` two-tailed; both are NaN where the
-    segments do not vary and yet differ, or are fewer than two.
+    `z` is its distance from zero in standard errors, and `p` is two-tailed; both are NaN if all
+    segments have the same difference, other than zero.
     """
 
     segments: int
@@ -49,16 +49,16 @@ def mapsswe(pairs: Sequence[tuple[str, str]]) -> Mapsswe:
 
 
 def segment_errors(a: str, b: str) -> list[tuple[int, int]]:
-    """The errors of A and B in each segment of one utterance that holds an error of either.
+    """Return the errors of A and B in each segment of one utterance that has an error of either.
 
-    Segments are parted by at least two words in a row that both have right, without an insertion
-    between them; the utterance's ends part segments too.
+    Segments are separated by at least two words in a row that both systems have right, without an
+    insertion between them, and by the utterance's ends.
     """
     segments = []
     open_errors = [0, 0]
     correct = 0
     for steps in zip(_by_word(a), _by_word(b), strict=True):
-        # A step is one reference word with what is inserted before it.
+        # A step is one reference word with the insertions before it.
         insertions = [step.count("I") for step in steps]
         if any(insertions):
             correct = 0

@@ -16,12 +16,12 @@ from fedtools.score.align import Counts, align
 from fedtools.score.bootstrap import ALL, AVERAGE, error_rates, resample
 from fedtools.score.text_rule import TextRule, plain
 
-# The rate's name -> how a transcript is cut into the tokens that are counted.
+# The rate's name -> the function that cuts a transcript into the tokens that are counted.
 Cuts = dict[str, Callable[[str], list[str]]]
 
 
 def cuts_of(unit: Unit) -> Cuts:
-    """The rates of a language, the main one first; without words there is no rate of them."""
+    """Return the rates of a language, the main one first; a unit other than words has one rate."""
     if unit is WORD:
         return {"wer": trn.words, "cer": trn.characters}
     return {unit.rate: unit.cut}
@@ -29,11 +29,11 @@ def cuts_of(unit: Unit) -> Cuts:
 
 @dataclass(frozen=True)
 class References:
-    """What hypotheses are scored against: all tables have the same utterances, in C order.
+    """The references of a data directory: all tables have the same utterances, in C order.
 
     Without `utt2client` in the data directory, `clients` has the one group `all`. `unit` is what
-    its error rates count. `rule` has been applied to `text`, and is to hypotheses; `languages` are
-    those of utterances, where there is utt2lang.
+    its error rates count. `rule` has been applied to `text`, and will be to hypotheses; `languages`
+    are those of the utterances, if there is utt2lang.
     """
 
     path: Path
@@ -46,11 +46,11 @@ class References:
 
     @classmethod
     def read(cls, data_dir: str | Path, rule: TextRule = "none") -> References:
-        """Read `text`, `utt2spk` and, where they are there, `utt2client` and `utt2lang`.
+        """Read `text`, `utt2spk` and, if they exist, `utt2client` and `utt2lang`.
 
         Raises:
-            UserError: if a table is missing or has other utterances, or a client is named as a
-                total is, or has no word.
+            UserError: if a table is missing or has other utterances, or a client has the name of a
+                total, or has no word.
         """
         path = Path(data_dir)
         tables = ["text", "utt2spk"]
@@ -64,7 +64,7 @@ class References:
             clients = invert(data.utt2client)
             for client in clients:
                 if client in (ALL, AVERAGE):
-                    problem = f"a client is named {client!r}, as the total in the table is"
+                    problem = f"a client is named {client!r}, like the total in the table"
                     raise UserError(problem, path=path / "utt2client", remedy="rename it")
         languages = read_table(path / UTT2LANG) if (path / UTT2LANG).exists() else {}
         ruled = cls(path, {}, data.utt2spk, clients, read_unit(path), rule, languages)
@@ -76,7 +76,7 @@ class References:
         return replace(ruled, text=text)
 
     def apply(self, text: Mapping[str, str]) -> dict[str, str]:
-        """Texts of these utterances as the rule has them; of no known language, as English."""
+        """Apply the rule to texts of these utterances; those of unknown language are English."""
         return {
             utt: plain(words, self.rule, self.languages.get(utt, "en"))
             for utt, words in text.items()
@@ -94,7 +94,7 @@ class References:
 
 
 def read_hypotheses(path: str | Path, references: References) -> dict[str, str]:
-    """Read a Kaldi `text` of hypotheses, an id alone being an empty one.
+    """Read a Kaldi `text` of hypotheses, in which an id alone is an empty hypothesis.
 
     Raises:
         UserError: if its utterances are not exactly those of the references.
@@ -108,9 +108,9 @@ def match_utterances(
     expected: dict[str, str], expected_path: Path, found: dict[str, str], path: str | Path
 ) -> None:
     """Raise a `UserError` that names the first utterance of one table that the other lacks."""
-    for one, other, said in ((expected, found, "missing"), (found, expected, "too many")):
+    for one, other, fault in ((expected, found, "missing"), (found, expected, "too many")):
         if different := [utt for utt in one if utt not in other]:
-            problem = f"{len(different)} utterances {said}, the first {different[0]!r}"
+            problem = f"{len(different)} utterances {fault}, the first {different[0]!r}"
             remedy = f"it must have exactly those of {expected_path}"
             raise UserError(problem, path=path, remedy=remedy)
 
@@ -119,7 +119,7 @@ Tokens = dict[str, tuple[list[str], list[str]]]
 
 
 def tokenise(references: References, hypotheses: Mapping[str, str], rate: str) -> Tokens:
-    """Cut as a rate ("wer" or "cer") wants it: utterance -> reference, hypothesis."""
+    """Cut texts into the tokens of a rate ("wer" or "cer"): utterance -> reference, hypothesis."""
     cut = cuts_of(references.unit)[rate]
     return {utt: (cut(text), cut(hypotheses[utt])) for utt, text in references.text.items()}
 
@@ -132,13 +132,13 @@ def align_all(tokens: Tokens) -> dict[str, str]:
 def estimate(
     references: References, counts: Sequence[Mapping[str, Counts]], resamples: int, seed: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Error rates over the same utterances, and their bootstrap.
+    """Compute error rates over the same utterances, and their bootstrap.
 
     Args:
         references: the utterances, by client.
         counts: for each of the rates, utterance -> counts.
         resamples: draws of the bootstrap.
-        seed: of the bootstrap.
+        seed: random seed of the bootstrap.
 
     Returns:
         client -> (rates,) percent, and client -> (resamples, rates) percent; both end with

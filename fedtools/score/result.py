@@ -15,14 +15,14 @@ def result_text(
     operations: Mapping[str, str],
     counts: Mapping[str, Counts],
 ) -> str:
-    """Write the table that `sclite -o sum` prints, in percent, and the alignments after it.
+    """Return the table that `sclite -o sum` prints, in percent, followed by the alignments.
 
     Args:
         utt2spk: utterance -> speaker.
         names: utterance -> its id in the trn files.
         tokens: utterance -> tokens of the reference, tokens of the hypothesis.
         operations: utterance -> letters of `align.align`.
-        counts: utterance -> their counts.
+        counts: utterance -> the counts of its letters.
     """
     rows = [
         _row(speaker, [counts[utt] for utt in utts]) for speaker, utts in invert(utt2spk).items()

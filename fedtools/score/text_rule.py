@@ -1,9 +1,9 @@
-"""One text for two ways to write the same words: what `fedtools score --text-rule spoken` counts.
+"""Text normalisation before scoring, for `fedtools score --text-rule spoken`.
 
 Whisper writes "Mark's 3rd, isn't it?" where a transcript has "MARK'S THIRD ISN'T IT". References
-and hypotheses are both brought to the spoken words of their language (`fedtools.files.spoken`):
-lower case, without punctuation; in English numbers are spelled out. In other languages digits
-stay. The files stay as they are.
+and hypotheses are both converted to the spoken words of their language (`fedtools.files.spoken`):
+lower case, without punctuation; in English, numbers are spelled out. In other languages digits
+stay. The files are not changed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from fedtools.files.symbols import is_unknown
 TextRule = Literal["none", "spoken"]
 RULES = get_args(TextRule)
 
-# A number with its thousands' commas, its decimals, and the end of an ordinal.
+# A number with its thousands' commas, its decimals, and the ending of an ordinal.
 _NUMBER = re.compile(r"(?<!\w)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(st|nd|rd|th)?(?!\w)", re.I)
 _LONGEST = 15
 
 
 def plain(text: str, rule: TextRule, language: str = "en") -> str:
-    """A text as a rule has it.
+    """Apply a text rule to a text.
 
     Args:
-        text: words between blanks.
-        rule: "none" leaves it as it is.
-        language: a code.
+        text: words separated by blanks.
+        rule: "none" leaves the text as it is.
+        language: a language code.
 
     Raises:
-        UserError: without num2words, for English.
+        UserError: if num2words is missing, for English.
     """
     if rule == "none":
         return text
@@ -44,13 +44,13 @@ def plain(text: str, rule: TextRule, language: str = "en") -> str:
 
 
 def _word(word: str, language: str) -> str:
-    """The spoken words of one written word."""
+    """Return the spoken words of one written word."""
     if is_unknown(word):
         return word
     words, reason = normalise(word, language)
     if words or reason == "empty text":
         return words
-    # What has no spoken form is compared as it is written, but for case and punctuation.
+    # A word without a spoken form is compared as it is written, except for case and punctuation.
     kept = "".join(mark if mark.isalnum() or mark == "'" else " " for mark in word)
     return " ".join(normalise(part, language)[0] or lower(part, language) for part in kept.split())
 

@@ -20,7 +20,7 @@ class Trials:
     """Trials in Kaldi's form, a line each: `<enrolled> <test> target|nontarget`, in C order.
 
     Attributes:
-        enrolled, test: models, (trials,) each; what is a model, the caller knows.
+        enrolled, test: names of models, (trials,) each; the caller defines what a model is.
         targets: (trials,) bool, whether both are of one speaker.
     """
 
@@ -33,16 +33,16 @@ class Trials:
 
     @classmethod
     def read(cls, path: str | Path, speakers: Mapping[str, str] | None = None) -> Trials:
-        """Read a list.
+        """Read a list of trials.
 
         Args:
             path: the list.
             speakers: model -> speaker; if it is given, models must be in it and kinds agree.
 
         Raises:
-            UserError: naming file and line, if a line is malformed, out of order or a pair comes
-                twice, if a model is compared with itself or unknown, or a kind is wrong; if there
-                is no trial.
+            UserError: naming file and line, if a line is malformed, out of order or repeated, a
+                model is compared with itself or unknown, or a kind is wrong; or if there is no
+                trial.
         """
         rows: list[tuple[str, str, bool]] = []
         for number, line in enumerate(stream_lines(path), 1):
@@ -74,14 +74,14 @@ class Trials:
         write_text(path, "".join(lines))
 
     def speakers(self, speakers: Mapping[str, str]) -> np.ndarray:
-        """The speakers of both sides, (trials, 2), from model -> speaker."""
+        """Return the speakers of both sides, (trials, 2), from model -> speaker."""
         sides = (self.enrolled, self.test)
         return np.array([[speakers[model] for model in side] for side in sides]).T
 
     def scores(
         self, matrix: np.ndarray, enrolled: Sequence[str], test: Sequence[str]
     ) -> np.ndarray:
-        """The trials' scores, (trials,), out of a matrix of all pairs.
+        """Select the trials' scores, (trials,), from a matrix of all pairs.
 
         Args:
             matrix: (enrolled, test).
@@ -92,7 +92,7 @@ class Trials:
 
 
 def _problem(one: str, other: str, kind: str, speakers: Mapping[str, str] | None) -> str:
-    """What is wrong with the models of a trial, if anything."""
+    """Return the error in a trial's models or kind; "" if there is none."""
     if one == other:
         return f"{one!r} is compared with itself"
     if speakers is None:

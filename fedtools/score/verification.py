@@ -1,11 +1,11 @@
-"""How well speakers are told apart by scores of pairs: error rates, ranks, intervals.
+"""Speaker verification and identification from scores of pairs: error rates, ranks, intervals.
 
 A trial is a pair of a query and an item of a gallery; a target trial has one speaker on both sides.
-A trial is accepted when its score is at least the threshold, so that trials of equal score are
-accepted together. All equal error rates here, and their resamplings, are of one definition: the
-points that the thresholds give are joined by straight lines, and the rate is where the two errors
-are equal on these. The convex hull of the same points (BOSARIS' ROCCH) would give no more, and
-less where few trials make the curve ragged.
+A trial is accepted if its score is at least the threshold, so that trials of equal score are
+accepted together. All equal error rates here, resampled ones included, have one definition: the
+points at the thresholds are joined by straight lines, and the rate is where the two errors are
+equal on these. The convex hull of the same points (BOSARIS' ROCCH) would give at most that, and
+less if few trials make the curve ragged.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fedtools.files.errors import UserError
 from fedtools.files.sections import Bootstrap
 from fedtools.score.bootstrap import interval, speaker_draws
 
-# Resampled error rates are read off counts at so many scores at most; with fewer they are exact.
+# The most scores at which trials are counted for resampled error rates; with fewer they are exact.
 _SCORES = 1000
 # With fewer target trials an error rate alone would mislead.
 MIN_TARGETS = 20
-# So many weights of drawn trials at a time, which bounds the memory.
+# The most weights of drawn trials at a time, which bounds the memory.
 _WEIGHTS = 4_000_000
 
 
@@ -42,14 +42,14 @@ class DetCurve(NamedTuple):
 
 
 def det_curve(scores: np.ndarray, targets: np.ndarray) -> DetCurve:
-    """Error rates at every threshold that makes a difference, ascending.
+    """Return the error rates at every threshold at which they change, ascending.
 
     Args:
         scores: (trials,), large where the speakers seem the same.
         targets: (trials,), whether they are.
 
     Returns:
-        NaN for the rate of a kind of trials that is missing.
+        The curve, with NaN for the rate of a kind of trials that is missing.
     """
     values, same, other = count_scores(scores, targets)
     with np.errstate(invalid="ignore"):
@@ -60,7 +60,7 @@ def det_curve(scores: np.ndarray, targets: np.ndarray) -> DetCurve:
 
 
 def equal_error_rate(scores: np.ndarray, targets: np.ndarray) -> float:
-    """The equal error rate of some trials.
+    """Compute the equal error rate of some trials.
 
     Args:
         scores: (trials,), large where the speakers seem the same.
@@ -77,7 +77,7 @@ def equal_error_rate(scores: np.ndarray, targets: np.ndarray) -> float:
 def true_positive_rate(
     scores: np.ndarray, targets: np.ndarray, false_positive_rate: float
 ) -> float:
-    """Accepted target trials at the lowest threshold with so few false accepts.
+    """Return the accepted target trials at the lowest threshold with few enough false accepts.
 
     Between two thresholds the stricter one counts, and with fewer than 1 / `false_positive_rate`
     other trials, none of these is accepted.
@@ -92,7 +92,7 @@ def true_positive_rate(
     curve = det_curve(scores, targets)
     if np.isnan(curve.false_accepts).any():
         return float("nan")
-    # A share such as 3 / 300 is not exactly 0.01.
+    # A share such as 3 / 300 need not be exactly 0.01 in floating point.
     first = (curve.false_accepts <= false_positive_rate * (1 + 1e-12)).argmax()
     return float(100 * (1 - curve.false_rejects[first]))
 
@@ -100,7 +100,7 @@ def true_positive_rate(
 def count_scores(
     scores: np.ndarray, targets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Different scores, ascending, and how many target and other trials have each: (n,) all.
+    """Count the target and other trials at each distinct score, ascending: scores and counts, (n,).
 
     Raises:
         UserError: if a score is NaN.
@@ -114,9 +114,9 @@ def count_scores(
 
 @dataclass(frozen=True)
 class ErrorRate:
-    """An equal error rate with a 95 % interval, all in %, and the trials that it is of.
+    """An equal error rate with a 95 % interval, all in %, and its numbers of trials.
 
-    As a text it is the rate with its interval, or of too few target trials the interval alone.
+    Its text is the rate with its interval, or with too few target trials the interval alone.
     """
 
     value: float
@@ -143,22 +143,23 @@ def estimate_error_rate(
     resamples: int = Bootstrap.resamples,
     seed: int = 0,
 ) -> ErrorRate:
-    """The equal error rate and its interval, from trials of known speakers.
+    """Estimate the equal error rate and its interval, from trials of known speakers.
 
-    The interval holds two others. Speakers are drawn with replacement: a speaker drawn m times is
-    m speakers, each with its target trials; a trial of two that are drawn m and n times counts m x
-    n times. And the exact binomial interval (Clopper and Pearson, Biometrika 1934) for as many
-    errors in as many independent trials of the rarer kind, because draws of no error at all, or of
-    fewer than ten speakers, know of none: four errors in 463 trials are 0.24 to 2.20 %. In
-    simulations of 20 to 40 speakers, with rates of 0.7 to 17 %, draws alone held the truth in 76 to
-    97 % of the cases, both together in 97 to 100 %, at up to nine times the width.
+    The interval covers two others. One is a bootstrap that draws speakers with replacement: a
+    speaker drawn m times is m speakers, each with its target trials, and a trial of two speakers
+    that are drawn m and n times counts m x n times. The other is the exact binomial interval
+    (Clopper and Pearson, Biometrika 1934) for as many errors in as many independent trials of the
+    rarer kind: draws without any error, or of fewer than ten speakers, have no interval of their
+    own. For example, four errors in 463 trials are 0.24 to 2.20 %. In simulations of 20 to 40
+    speakers, with rates of 0.7 to 17 %, the bootstrap alone covered the true rate in 76 to 97 % of
+    the cases, both together in 97 to 100 %, at up to nine times the width.
 
     Args:
         scores, targets: see `det_curve`.
-        speakers: (trials, 2), labels of any kind: the speakers of both sides. Or (trials,), where
-            all that is in a trial is of one, whether it is a target trial or not.
-        resamples: draws.
-        seed: of the draws.
+        speakers: (trials, 2), labels of any kind: the speakers of both sides. Or (trials,), if
+            both sides of every trial are of one speaker, whether it is a target trial or not.
+        resamples: the number of draws.
+        seed: random seed of the draws.
 
     Raises:
         UserError: if a target trial has two speakers, or another trial one.
@@ -168,7 +169,7 @@ def estimate_error_rate(
     names, sides = np.unique(speakers.reshape(-1), return_inverse=True)
     sides = sides.reshape(len(speakers), -1)
     if speakers.ndim == 2 and ((sides[:, 0] == sides[:, 1]) != targets).any():
-        raise UserError("a target trial of two speakers, or another trial of one")
+        raise UserError("a target trial has two speakers, or another trial has one")
     value = equal_error_rate(scores, targets)
     counts = int(targets.sum()), int((~targets).sum())
     if not min(counts):
@@ -182,7 +183,7 @@ def estimate_error_rate(
 
 
 def binomial_bounds(share: float, trials: int) -> tuple[float, float]:
-    """Clopper and Pearson's 95 % interval, in %, of a share of errors among independent trials."""
+    """Return Clopper and Pearson's 95 % interval, in %, of a share of errors among trials."""
     errors = share * trials
     low = betaincinv(errors, trials - errors + 1, 0.025) if errors > 0 else 0.0
     high = betaincinv(errors + 1, trials - errors, 0.975) if errors < trials else 1.0
@@ -192,21 +193,21 @@ def binomial_bounds(share: float, trials: int) -> tuple[float, float]:
 def drawn_error_rates(
     scores: np.ndarray, targets: np.ndarray, sides: np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
-    """Equal error rates in %, (draws,), of trials with speakers (trials, 2 or 1).
+    """Compute the equal error rate in % of each draw of speakers, (draws,).
 
     Args:
         scores, targets: see `det_curve`.
-        sides: numbers of speakers from 0.
+        sides: the trials' speakers by number from 0, (trials, 2 or 1).
         draws: (draws, speakers), how often each is drawn.
     """
-    # Order is all that counts, and scores may be infinite, which no quantile can be.
+    # Only the order matters, and quantiles cannot be taken of infinite scores.
     _, ranks = np.unique(scores, return_inverse=True)
     edges = _edges(ranks[targets], ranks[~targets])
     place = np.searchsorted(edges, ranks)
     rates = []
     for some in np.array_split(draws, -(-len(draws) * len(scores) // _WEIGHTS)):
         often = np.ascontiguousarray(some.T, np.float64)
-        # All that is in a target trial is of one speaker.
+        # Both sides of a target trial are of one speaker.
         same = _at_edges(place[targets], often[sides[targets, 0]], len(edges))
         others = often[sides[~targets, 0]]
         for side in sides[~targets, 1:].T:
@@ -216,7 +217,7 @@ def drawn_error_rates(
 
 
 def _at_edges(place: np.ndarray, weights: np.ndarray, edges: int) -> np.ndarray:
-    """Sums of weights (trials, draws) at each edge: (draws, edges)."""
+    """Sum weights (trials, draws) at each edge: (draws, edges)."""
     trials = len(place)
     which = csr_array((np.ones(trials), (place, np.arange(trials))), shape=(edges, trials))
     return np.ascontiguousarray((which @ weights).T)
@@ -229,7 +230,7 @@ def resampled_error_rates(
     gallery: np.ndarray,
     draws: np.ndarray,
 ) -> np.ndarray:
-    """Equal error rates of draws of speakers.
+    """Compute the equal error rate of each draw of speakers, from a matrix of scores.
 
     A speaker that is drawn twice is two speakers, each with all of its target trials; trials
     between the two are left out, since they are not of different speakers.
@@ -237,11 +238,11 @@ def resampled_error_rates(
     Args:
         scores: (queries, items).
         used: (queries, items), which pairs are trials.
-        queries, gallery: (queries,) and (items,), numbers of speakers from 0.
+        queries, gallery: (queries,) and (items,), speakers by number from 0.
         draws: (draws, speakers), how often each is drawn.
 
     Returns:
-        (draws,), in %; NaN where a draw has no trial of one kind.
+        (draws,), in %; NaN if a draw has no trial of one kind.
     """
     same = queries[:, None] == gallery
     edges = _edges(scores[same & used], scores[~same & used])
@@ -261,7 +262,7 @@ def resampled_error_rates(
 
 
 def first_ranks(scores: np.ndarray, wanted: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """The rank, from 1, of the best wanted item of each query; ties go to the others.
+    """Return the rank, from 1, of the best wanted item of each query, behind tied other items.
 
     Args:
         scores: (queries, items).
@@ -273,12 +274,12 @@ def first_ranks(scores: np.ndarray, wanted: np.ndarray, used: np.ndarray) -> np.
 
 
 def chance_of_first(wanted: int, items: int) -> float:
-    """The probability that a random order begins with a wanted item."""
+    """Return the probability that a random order begins with a wanted item."""
     return wanted / items
 
 
 def chance_reciprocal_rank(wanted: int, items: int) -> float:
-    """The expected reciprocal rank of the first wanted item in a random order."""
+    """Return the expected reciprocal rank of the first wanted item in a random order."""
     expected, none_yet = 0.0, 1.0
     for rank in range(1, items - wanted + 2):
         now = wanted / (items - rank + 1)
@@ -288,7 +289,7 @@ def chance_reciprocal_rank(wanted: int, items: int) -> float:
 
 
 def _edges(targets: np.ndarray, impostors: np.ndarray) -> np.ndarray:
-    """Scores to count at, ascending: all of them, or as many quantiles of either kind."""
+    """Return the scores to count at, ascending: all, or as many quantiles of either kind."""
     values = np.unique(np.concatenate([targets, impostors]))
     if len(values) <= _SCORES:
         return values
@@ -298,7 +299,7 @@ def _edges(targets: np.ndarray, impostors: np.ndarray) -> np.ndarray:
 
 
 def _meeting_points(targets: np.ndarray, impostors: np.ndarray) -> np.ndarray:
-    """Equal error rates, (draws,), from trials (draws, scores) counted at ascending scores."""
+    """Return equal error rates, (draws,), from trials (draws, scores) at ascending scores."""
     with np.errstate(divide="ignore", invalid="ignore"):
         rejects = np.cumsum(targets, 1) / targets.sum(1, keepdims=True)
         accepts = 1 - np.cumsum(impostors, 1) / impostors.sum(1, keepdims=True)

@@ -25,23 +25,23 @@ from fedtools.score.pairs import (
 from fedtools.score.result import result_text
 from fedtools.score.text_rule import TextRule
 
-# What is counted of words, by the names of `Counts`.
+# The kinds of errors that are counted, by the names of `Counts`.
 COUNTED = ("substitutions", "deletions", "insertions")
 
 
 def columns_of(unit: Unit) -> tuple[str, ...]:
-    """The columns of `wer.tsv`; the end of a rate's column is its interval's."""
+    """Return the columns of `wer.tsv`, with the bounds of a rate's interval after the rate."""
     rates = (f"{rate}{end}" for rate in cuts_of(unit) for end in ("", "_low", "_high"))
     return "client", "speakers", "utterances", unit.plural, *COUNTED, *rates
 
 
 COLUMNS = columns_of(WORD)
-# Beside wer.tsv: counts by speaker, which differences of systems are made of.
+# Written next to wer.tsv: counts by speaker, from which differences of systems are computed.
 SPEAKERS = "speakers.tsv"
 
 
 def speaker_columns(unit: Unit) -> tuple[str, ...]:
-    """The columns of `SPEAKERS`."""
+    """Return the columns of `SPEAKERS`."""
     counts = (f"{rate}_{what}" for rate in cuts_of(unit) for what in ("tokens", "errors"))
     return "client", "speaker", *counts
 
@@ -54,24 +54,24 @@ def score(
     seed: int,
     rule: TextRule = "none",
 ) -> list[dict[str, object]]:
-    """Score hypotheses against a data directory, and write what ESPnet's scoring writes.
+    """Score hypotheses against a data directory, and write the files of ESPnet's scoring.
 
     Writes `score_wer/` and `score_cer/`, each with `ref.trn`, `hyp.trn` (for `sclite -i rm`) and
     `result.txt`, then `speakers.tsv`, counts by client and speaker, and last `wer.tsv`: a row for
     each client, then `average`, the mean of the clients' rates, and `all`, the rate over all
-    utterances. Of a language that is written without spaces (see `fedtools.files.units`) there are
-    no words: `score_wer/` is left out, and the tables have characters and their rate alone.
+    utterances. A language that is written without spaces (see `fedtools.files.units`) has no words:
+    `score_wer/` is left out, and the tables have only characters and their rate.
 
     Args:
         data_dir: holds `text`, `utt2spk` and, optionally, `utt2client` and `utt2lang`.
         hyp_text: a Kaldi `text`; an id alone is an empty hypothesis.
         out_dir: made if it is missing.
         resamples: draws of the bootstrap.
-        seed: of the bootstrap.
-        rule: what is done to references and hypotheses alike before they are compared.
+        seed: random seed of the bootstrap.
+        rule: the text rule for both references and hypotheses.
 
     Returns:
-        The rows of `wer.tsv`, its rates rounded and written out.
+        The rows of `wer.tsv`, with its rates rounded and formatted.
 
     Raises:
         UserError: if the utterances are not exactly the same, or a file breaks a rule.
@@ -97,7 +97,7 @@ def score(
 
 
 def score_table(rows: Iterable[dict[str, object]]) -> str:
-    """The rows of `wer.tsv` as an aligned table, which says so if characters are counted."""
+    """Format the rows of `wer.tsv` as an aligned table, with a note if characters are counted."""
     rows = list(rows)
     unit = unit_of_columns(rows[0])
     counts = ["client", "speakers", "utterances", unit.plural, "sub", "del", "ins"]
@@ -112,12 +112,12 @@ def score_table(rows: Iterable[dict[str, object]]) -> str:
 
 
 def unit_of_columns(columns: Collection[str]) -> Unit:
-    """What a table of these columns counts."""
+    """Return the unit that a table of these columns counts."""
     return CHARACTER if CHARACTER.plural in columns else WORD
 
 
 def with_note(unit: Unit, table: str) -> str:
-    """A table below a line that says what its rates are, if they are not of words."""
+    """Put a line that defines the rates above a table, if they are not of words."""
     return f"{unit.title} {unit.note}\n\n{table}" if unit.note else table
 
 
@@ -158,10 +158,10 @@ def _by_speaker(
 
 
 def percent(value: float) -> str:
-    """A rate in percent as the files have it; a dash for what is not known."""
+    """Format a rate in percent as the files have it; a dash for NaN."""
     return "-" if np.isnan(value) else f"{value:.2f}"
 
 
 def interval_text(low: object, high: object) -> str:
-    """An interval as tables show it; a dash where it is not known."""
+    """Format an interval for tables; a dash if it is not known."""
     return "-" if low == "-" else f"[{low}, {high}]"

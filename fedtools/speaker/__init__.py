@@ -1,1 +1,1 @@
-"""Speakers as vectors: a universal background model, i-vectors, and PLDA to compare vectors."""
+"""Vectors of speakers: a universal background model, i-vectors, and PLDA to compare vectors."""

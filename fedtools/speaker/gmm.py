@@ -19,14 +19,14 @@ from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator
 from fedtools.files.states import check_finite, load_state, save_state
 
-# So many frames at a time bound the memory: (frames, Gaussians) of float64.
+# The most frames at a time, which bounds the memory: (frames, Gaussians) of float64.
 _BLOCK = 4096
-# Kaldi's: the halves of a split Gaussian go apart by this many standard deviations, times N(0, 1).
+# As in Kaldi, the halves of a split Gaussian move apart by this many standard deviations x N(0, 1).
 _SPLIT = 0.2
-# A Gaussian of fewer frames stays where it is: a variance of them says nothing.
+# A Gaussian with fewer frames keeps its mean and variance: theirs would not be reliable.
 _MIN_FRAMES = 10.0
 _MIN_WEIGHT = 1e-10
-# What variances and all else of a model can be: features are far from either.
+# The smallest variance, and the largest value of anything in a model: features are far from both.
 _LEAST, _LARGEST = 1e-30, 1e30
 
 
@@ -44,7 +44,7 @@ class Moments(NamedTuple):
     second: np.ndarray
 
     def plus(self, other: Moments) -> Moments:
-        """The moments of the frames of both."""
+        """Return the moments of the frames of both."""
         return Moments(*(one + two for one, two in zip(self, other, strict=True)))
 
 
@@ -63,12 +63,12 @@ class Gmm:
     variances: np.ndarray
 
     def log_joint(self, frames: np.ndarray) -> np.ndarray:
-        """log(weight x density) of (T, D) frames under each Gaussian: (T, C), natural log."""
+        """Return log(weight x density) of (T, D) frames for each Gaussian, (T, C), natural log."""
         constants, slopes, curvatures = self._polynomial
         return constants + frames @ slopes + np.square(frames) @ curvatures
 
     def posteriors(self, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Probabilities of the Gaussians, (T, C), and log-likelihoods, (T,), of (T, D) frames."""
+        """Return the Gaussians' posteriors, (T, C), and log-likelihoods, (T,), of (T, D) frames."""
         joint = self.log_joint(frames)
         top = joint.max(1, keepdims=True)
         np.exp(np.subtract(joint, top, out=joint), out=joint)
@@ -77,7 +77,7 @@ class Gmm:
         return joint, (top + np.log(total))[:, 0]
 
     def moments(self, frames: np.ndarray) -> tuple[Moments, float]:
-        """Weighted sums over (T, D) frames, T >= 0, and the sum of their log-likelihoods."""
+        """Return weighted sums over (T, D) frames, T >= 0, and the sum of their log-likelihoods."""
         sums, log_likelihood = _no_moments(*self.means.shape), 0.0
         for block in _blocks(frames):
             posteriors, each = self.posteriors(block)
@@ -92,12 +92,12 @@ class Gmm:
 
     @classmethod
     def load(cls, path: str | Path) -> Gmm:
-        """Read what `save` wrote; a `UserError` names the file if it is anything else."""
+        """Read what `save` wrote; raise a `UserError` that names any other file."""
         return cls(**load_model(path, {"weights": "C", "means": "CD", "variances": "CD"}))
 
     @cached_property
     def _polynomial(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The log-densities as polynomials of a frame: constants (C,), then (D, C) twice."""
+        """Return the log-densities as polynomials of a frame: constants (C,), then (D, C) twice."""
         precisions = 1 / self.variances
         constants = -0.5 * (
             np.log(2 * np.pi * self.variances) + np.square(self.means) * precisions
@@ -120,10 +120,10 @@ def train_ubm(
     `iterations` times at the full size.
 
     Args:
-        utterances: (frames, D) each; an iterable that can be gone through again and again, such as
-            a list, or an object whose `__iter__` reads files.
-        gaussians: of the mixture.
-        seed: of the directions in which Gaussians are split.
+        utterances: (frames, D) each; an iterable that can be iterated over many times, such as a
+            list, or an object whose `__iter__` reads files.
+        gaussians: the number of Gaussians.
+        seed: random seed of the directions in which Gaussians are split.
         iterations: of EM with all Gaussians.
         growing: iterations of EM after every doubling but the last.
         variance_floor: variances are no smaller than this share of the variance of all frames.
@@ -134,7 +134,7 @@ def train_ubm(
 
     Raises:
         UserError: if there are no frames, fewer frames than Gaussians, or NaN or Inf in them.
-        TypeError: if `utterances` can be gone through only once.
+        TypeError: if `utterances` can be iterated over only once.
     """
     check_again(utterances)
     model = _one_gaussian(utterances, gaussians)
@@ -153,7 +153,7 @@ def train_ubm(
 
 
 def accumulate(model: Gmm, utterances: Iterable[np.ndarray]) -> tuple[Moments, float]:
-    """Moments of many utterances, and the mean log-likelihood of a frame (NaN without frames)."""
+    """Return moments of many utterances, and a frame's mean log-likelihood (NaN without frames)."""
     sums, total = _no_moments(*model.means.shape), 0.0
     for frames in utterances:
         more, log_likelihood = model.moments(frames)
@@ -169,7 +169,7 @@ def check_again(items: Iterable) -> None:
 
 
 def load_model(path: str | Path, axes: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Read float64 arrays whose dimensions are named by letters, equal letters being equal sizes.
+    """Read float64 arrays whose dimensions are named by letters; equal letters mean equal sizes.
 
     Args:
         path: a safetensors file.
@@ -180,7 +180,7 @@ def load_model(path: str | Path, axes: Mapping[str, str]) -> dict[str, np.ndarra
         UserError: naming the file, if it holds other arrays, or NaN or Inf, or sizes disagree.
     """
     arrays = load_state(path)
-    remedy = "it is no such model"
+    remedy = "give a file of such a model"
     if arrays.keys() != axes.keys():
         problem = f"holds {', '.join(map(ascii, arrays))[:100]}, expected {', '.join(axes)}"
         raise UserError(problem, path=path, remedy=remedy)
@@ -212,13 +212,13 @@ def _blocks(frames: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _one_gaussian(utterances: Iterable[np.ndarray], gaussians: int) -> Gmm:
-    """The Gaussian of all frames; a dimension that never changes gets the variance 1."""
+    """Fit one Gaussian to all frames; a dimension that never changes gets the variance 1."""
     count, first, second, shift = 0, 0.0, 0.0, None
     for frames in utterances:
         if not np.isfinite(frames).all():
             raise UserError("NaN or Inf in the frames of a background model")
         for block in _blocks(frames):
-            # Around the first frame, because squares of large values would lose the variance.
+            # Relative to the first frame, because squares of large values would lose precision.
             shift = block[0].copy() if shift is None else shift
             count += len(block)
             first, second = first + (block - shift).sum(0), second + np.square(block - shift).sum(0)
@@ -233,7 +233,7 @@ def _one_gaussian(utterances: Iterable[np.ndarray], gaussians: int) -> Gmm:
 
 
 def _split(model: Gmm, most: int, seed: int) -> Gmm:
-    """Split the heaviest Gaussians in two, all of them while `most` are not exceeded."""
+    """Split the heaviest Gaussians in two, as many as possible without exceeding `most`."""
     size, dimensions = model.means.shape
     heaviest = np.argsort(-model.weights, kind="stable")[: most - size]
     random = generator(seed, "split", size)
@@ -250,7 +250,7 @@ def _split(model: Gmm, most: int, seed: int) -> Gmm:
 
 
 def _update(model: Gmm, sums: Moments, floor: np.ndarray) -> Gmm:
-    """The mixture of most expected likelihood among those with variances above a (D,) floor."""
+    """Return the mixture of highest expected likelihood with variances above a (D,) floor."""
     weights = np.maximum(sums.counts / sums.counts.sum(), _MIN_WEIGHT)
     known = (sums.counts >= _MIN_FRAMES)[:, None]
     counts = np.where(known, sums.counts[:, None], 1.0)

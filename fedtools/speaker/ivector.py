@@ -1,14 +1,15 @@
-"""I-vectors: a speaker as a point in a low-dimensional space of shifts of a mixture's means.
+"""I-vectors: speakers as points in a low-dimensional space of shifts of a mixture's means.
 
 N. Dehak, P. Kenny, R. Dehak, P. Dumouchel and P. Ouellet, "Front-end factor analysis for speaker
 verification", IEEE TASLP 19 (2011). A frame x of Gaussian c is drawn from
 
     x = m_c + T_c w + noise of the diagonal covariance Sigma_c,   w ~ N(0, I),
 
-with one w, the i-vector, for all frames of a set: of an utterance or of a speaker. Which Gaussian
-a frame is of, the background model says, and is not learnt again. Trained by EM with minimum
-divergence (P. Kenny, "A small footprint i-vector extractor", Odyssey 2012). Online, as features
-of acoustic models: G. Saon et al., ASRU 2013, and Kaldi's `ivector-extract-online2`.
+with one w, the i-vector, for all frames of a set: of an utterance or of a speaker. The background
+model gives each frame's posteriors of Gaussians, which are not trained further. Training is by EM
+with minimum divergence (P. Kenny, "A small footprint i-vector extractor", Odyssey 2012). For online
+i-vectors as features of acoustic models see G. Saon et al., ASRU 2013, and Kaldi's
+`ivector-extract-online2`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from fedtools.files.seeds import generator
 from fedtools.files.states import save_state
 from fedtools.speaker.gmm import Gmm, Moments, check_again, load_model
 
-# Sets at a time: each of them has a matrix of (R, R).
+# Sets at a time, each of which needs a matrix of (R, R).
 _BATCH = 64
-# A Gaussian of fewer frames keeps its loadings and variances.
+# A Gaussian with fewer frames keeps its loadings and variances.
 _MIN_FRAMES = 10.0
-# Training starts from loadings of so many standard deviations, times N(0, 1).
+# Training starts from loadings of this many standard deviations, times N(0, 1).
 _START = 0.1
 
 
@@ -45,7 +46,7 @@ class _Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class IvectorExtractor:
-    """The model above: C Gaussians, D dimensions of frames, R of i-vectors.
+    """The module's model, with C Gaussians, D dimensions of frames, and R of i-vectors.
 
     Attributes:
         ubm: gives the posteriors of the Gaussians.
@@ -62,14 +63,14 @@ class IvectorExtractor:
     def extract(
         self, sets: Iterable[Moments], *, posterior_scale: float = 1.0, max_count: float = 0.0
     ) -> np.ndarray:
-        """The i-vectors of sets of frames: the posterior means of w.
+        """Extract the i-vectors of sets of frames: the posterior means of w.
 
         Args:
             sets: moments under `ubm`, such as those of all frames of each speaker.
-            posterior_scale: what a frame counts. Less than 1 allows for neighbouring frames being
-                alike; Kaldi's recipes take 0.1 for features.
-            max_count: where more frames than this are counted (after scaling), the prior weighs
-                more, as if there were no more than this; 0 for no limit. Kaldi's `max-count`.
+            posterior_scale: the weight of a frame. Less than 1 allows for neighbouring frames being
+                alike; Kaldi's recipes use 0.1 for features.
+            max_count: with more frames than this (after scaling), the prior's weight grows as if
+                there were no more than this; 0 for no limit. Kaldi's `max-count`.
 
         Returns:
             (sets, R); zeros for a set without frames.
@@ -89,19 +90,19 @@ class IvectorExtractor:
         posterior_scale: float = 0.1,
         max_count: float = 0.0,
     ) -> np.ndarray:
-        """The i-vectors of all frames so far, as an utterance goes on.
+        """Extract the i-vectors of all frames so far, as an utterance goes on.
 
-        Kaldi prunes the posteriors for speed, and solves by a few steps from the row before; here
-        neither is done.
+        Kaldi prunes the posteriors for speed, and solves by a few steps from the row before; this
+        function does neither.
 
         Args:
             frames: (T, D).
             every: frames from one i-vector to the next; Kaldi's `ivector-period`.
-            before: moments of what the same speaker said earlier.
+            before: moments of earlier frames of the same speaker.
             posterior_scale, max_count: see `extract`.
 
         Returns:
-            (ceil(T / every), R); row i is of the frames 0 to i * every, the last one included.
+            (ceil(T / every), R); row i covers the frames 0 to i * every, the last one included.
         """
         options = {"posterior_scale": posterior_scale, "max_count": max_count}
         sums = [self.ubm.moments(frames[:0])[0] if before is None else before]
@@ -130,14 +131,14 @@ class IvectorExtractor:
         return cls(Gmm(*(arrays[name] for name in ubm)), *(arrays[name] for name in axes))
 
     def systems(self, counts: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The posteriors of w as systems of equations: precision x mean = right side.
+        """Return the posteriors of w as systems of equations: precision x mean = right side.
 
         Args:
             counts: (sets, C).
             first: (sets, C, D).
 
         Returns:
-            right sides (sets, R), and precisions without the prior's (sets, R, R).
+            right sides (sets, R), and precisions without the prior (sets, R, R).
         """
         projection, products = self._terms
         centred = first - counts[..., None] * self.means
@@ -155,18 +156,19 @@ class IvectorExtractor:
 
     @cached_property
     def _terms(self) -> tuple[np.ndarray, np.ndarray]:
-        """T' / Sigma as (C * D, R), and T_c' / Sigma_c T_c of every Gaussian as (C, R * R)."""
+        """Return T' / Sigma as (C * D, R), and T_c' / Sigma_c T_c per Gaussian as (C, R * R)."""
         scaled = self.loadings / self.variances[..., None]
         products = scaled.transpose(0, 2, 1) @ self.loadings
         return scaled.reshape(-1, scaled.shape[2]), products.reshape(len(products), -1)
 
 
 class _Sums:
-    """What the expectation step adds up over sets of frames. Here v is w with a 1 appended."""
+    """Sums of the expectation step over sets of frames, where v is w with a 1 appended."""
 
     def __init__(self, model: IvectorExtractor):
         gaussians, dimensions, size = model.loadings.shape
-        # Of all frames, and what w adds to their log-likelihood (see _log_likelihood_at_zero).
+        # Moments of all frames, and what w adds to their log-likelihood (see
+        # _log_likelihood_at_zero).
         self.moments = Moments(np.zeros(gaussians), *np.zeros((2, gaussians, dimensions)))
         self.gain = 0.0
         # Sums of E[v v'], of counts x E[v v'], and of centred frames x E[v]'.
@@ -208,20 +210,20 @@ def train_extractor(
 
     Args:
         ubm: the background model; its means and variances are the start.
-        sets: moments under `ubm` of every utterance, or speaker; an iterable that can be gone
-            through again and again.
+        sets: moments under `ubm` of every utterance, or speaker; an iterable that can be iterated
+            over many times.
         dimension: R.
-        seed: of the random start.
+        seed: random seed of the initial loadings.
         iterations: of EM.
         variance_floor: variances are no smaller than this share of the background model's.
 
     Returns:
-        the extractor, and the mean log-likelihood of a frame, given the Gaussians that frames are
-        of, before each iteration and after the last, in nats; it never falls.
+        the extractor, and the mean log-likelihood of a frame, given the frames' Gaussians, before
+        each iteration and after the last, in nats; it never falls.
 
     Raises:
         UserError: if there is no set with frames.
-        TypeError: if `sets` can be gone through only once.
+        TypeError: if `sets` can be iterated over only once.
     """
     check_again(sets)
     random = generator(seed, "loadings")
@@ -243,10 +245,10 @@ def train_extractor(
 
 
 def _maximise(model: IvectorExtractor, sums: _Sums, floor: np.ndarray) -> IvectorExtractor:
-    """The best parameters for w as found, written so that w has zero mean and unit covariance."""
+    """Return the best parameters given w, transformed so that w has zero mean, unit covariance."""
     counts = sums.moments.counts[:, None]
     known = counts >= _MIN_FRAMES
-    # For each dimension a regression on w and 1, whatever the variances are.
+    # A regression on w and 1 for each dimension, which does not depend on the variances.
     weighted = np.where(known[..., None], sums.weighted, np.eye(len(sums.squares)))
     slopes = np.linalg.solve(weighted, sums.crossed.transpose(0, 2, 1)).transpose(0, 2, 1)
     left = _squares(model, sums.moments) - (slopes * sums.crossed).sum(2)
@@ -254,7 +256,7 @@ def _maximise(model: IvectorExtractor, sums: _Sums, floor: np.ndarray) -> Ivecto
     variances = np.where(known, variances, model.variances)
     loadings = np.where(known[..., None], slopes[..., :-1], model.loadings)
     means = np.where(known, model.means + slopes[..., -1], model.means)
-    # Minimum divergence: w as found is mean + root w of the prior.
+    # Minimum divergence: w, as estimated, is mean + root x w of the prior.
     squares = sums.squares / sums.squares[-1, -1]
     mean = squares[-1, :-1]
     root = np.linalg.cholesky(squares[:-1, :-1] - np.outer(mean, mean))
@@ -262,7 +264,7 @@ def _maximise(model: IvectorExtractor, sums: _Sums, floor: np.ndarray) -> Ivecto
 
 
 def _log_likelihood_at_zero(model: IvectorExtractor, moments: Moments) -> float:
-    """The log-density of all frames if every w were 0.
+    """Return the log-density of all frames if every w were 0.
 
     For a set with the right side b and the precision P, the density with w integrated out is
     this one times exp(b' P^-1 b / 2) / sqrt(|P|).
@@ -272,7 +274,7 @@ def _log_likelihood_at_zero(model: IvectorExtractor, moments: Moments) -> float:
 
 
 def _squares(model: IvectorExtractor, moments: Moments) -> np.ndarray:
-    """Sums of squared distances to the means, (C, D)."""
+    """Return the sums of squared distances to the means, (C, D)."""
     counts, first, second = moments
     return second - 2 * model.means * first + counts[:, None] * np.square(model.means)
 

@@ -1,4 +1,4 @@
-"""Vectors of speakers compared: LDA, length normalisation, and two-covariance PLDA.
+"""Comparison of speaker vectors: LDA, length normalisation, and two-covariance PLDA.
 
 N. Brümmer and E. de Villiers, "The speaker partitioning problem", Odyssey 2010: a speaker is a
 point y ~ N(mean, between), a vector of the speaker is x ~ N(y, within). Length normalisation:
@@ -19,7 +19,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.states import save_state
 from fedtools.speaker.gmm import load_model
 
-# Variances that are smaller than this share of the mean one are rounding errors.
+# Variances below this share of the mean variance are rounding errors.
 _RANK = 1e-10
 
 
@@ -31,12 +31,12 @@ def length_normalise(vectors: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Lda:
-    """A linear map to the directions that tell speakers apart best.
+    """A linear map to the directions that separate speakers best.
 
     Attributes:
         mean: (D,), subtracted first.
-        directions: (D, R); vectors that are mapped vary by the unit matrix within speakers, and
-            independently between them, most along the first direction.
+        directions: (D, R); mapped vectors have the unit matrix as covariance within speakers and a
+            diagonal one between them, largest in the first direction.
     """
 
     mean: np.ndarray
@@ -65,8 +65,8 @@ def train_lda(
         vectors: (N, D).
         speakers: (N,), labels of any kind.
         dimension: R, at most D and less than the number of speakers.
-        shrinkage: the covariance within speakers is mixed with so much of a multiple of the unit
-            matrix, because with few vectors some directions seem not to vary at all.
+        shrinkage: the share of a multiple of the unit matrix that is mixed into the covariance
+            within speakers, because with few vectors some directions seem not to vary at all.
 
     Raises:
         UserError: if `dimension` is too large, or no speaker has vectors that differ.
@@ -88,7 +88,7 @@ def train_lda(
 
 @dataclass(frozen=True)
 class Plda:
-    """The model above.
+    """A two-covariance model, as in the module's docstring.
 
     Attributes:
         mean: (D,).
@@ -103,10 +103,10 @@ class Plda:
     def scores(
         self, enrolled: np.ndarray, test: np.ndarray, counts: np.ndarray | None = None
     ) -> np.ndarray:
-        """Log-likelihood ratios of all pairs: one speaker against two.
+        """Compute log-likelihood ratios of all pairs: one speaker against two.
 
         Args:
-            enrolled: (E, D), the mean of the vectors of each model. The mean is all that matters.
+            enrolled: (E, D), the mean of each model's vectors, which with `counts` is sufficient.
             test: (T, D), single vectors.
             counts: (E,), the numbers of vectors that were averaged; by default 1.
 
@@ -116,7 +116,7 @@ class Plda:
         variances, basis = self._diagonal()
         enrolled, test = ((some - self.mean) @ basis for some in (enrolled, test))
         counts = np.ones(len(enrolled)) if counts is None else np.asarray(counts, np.float64)
-        # Each dimension for itself: the enrolled speaker is at gain * enrolled, give or take.
+        # Dimensions are independent; the enrolled speaker's posterior mean is gain * enrolled.
         gain = counts[:, None] * variances / (counts[:, None] * variances + 1)
         centre = gain * enrolled
         spread = 1 + gain / counts[:, None]
@@ -139,11 +139,12 @@ class Plda:
         """Read what `save` wrote; a `UserError` names the file if it is anything else."""
         model = cls(**load_model(path, {"mean": "D", "between": "DD", "within": "DD"}))
         if np.linalg.eigvalsh(model.within)[0] <= 0:
-            raise UserError("within is no covariance", path=path, remedy="it is no such model")
+            remedy = "give a file of such a model"
+            raise UserError("within is not a covariance", path=path, remedy=remedy)
         return model
 
     def _diagonal(self) -> tuple[np.ndarray, np.ndarray]:
-        """A basis (D, D) in which `within` is the unit matrix, and the variances of `between`."""
+        """Return a basis (D, D) that makes `within` the unit matrix, and `between`'s variances."""
         variances, basis = eigh(self.between, self.within)
         return np.maximum(variances, 0), basis
 
@@ -163,7 +164,7 @@ def train_plda(
         in nats; it never falls.
 
     Raises:
-        UserError: if there are too few vectors of a speaker, or speakers, for so many dimensions.
+        UserError: if there are too few speakers, or vectors per speaker, for the dimensions.
     """
     vectors, numbers = np.asarray(vectors, np.float64), _numbers(speakers)
     within, between, mean = _scatter(vectors, numbers)
@@ -173,7 +174,7 @@ def train_plda(
         problem = f"PLDA of {count} vectors of {speaker_count} speakers in {len(mean)} dimensions"
         remedy = f"use LDA first, to at most {free} dimensions" if free else "give several of each"
         raise UserError(problem, remedy=remedy)
-    # The samples' means also vary by what is within, and of few speakers not in all directions.
+    # The samples' means also vary within speakers, and the covariance of few speakers is singular.
     between = between + 1e-3 * within
     model = Plda(mean, between, within * (count / free))
     groups = list(_groups(vectors, numbers))
@@ -185,17 +186,18 @@ def train_plda(
 
 
 def _em_step(model: Plda, groups: list[tuple[int, np.ndarray]], deviations: np.ndarray) -> Plda:
-    """One iteration of EM.
+    """Run one iteration of EM.
 
     Args:
         model: the model so far.
-        groups: a number of vectors, and the means of the speakers that have so many.
-        deviations: (D, D), the squares of the vectors around the means of their speakers.
+        groups: a number of vectors, and the means of the speakers with that number.
+        deviations: (D, D), the scatter of the vectors around the means of their speakers.
     """
     size, speakers = len(model.mean), sum(len(means) for _, means in groups)
     first, second, within = np.zeros(size), np.zeros((size, size)), deviations.copy()
     for count, means in groups:
-        # Of y: posterior covariance, and means as shares of the way from the mean to the sample's.
+        # The posterior of y: its covariance, and its means relative to the model's mean, which are
+        # shrunk from the speakers' sample means.
         total = model.between + model.within / count
         gain = np.linalg.solve(total, model.between).T
         covariance = model.between - gain @ model.between
@@ -213,7 +215,10 @@ def _em_step(model: Plda, groups: list[tuple[int, np.ndarray]], deviations: np.n
 def _log_likelihood(
     model: Plda, groups: list[tuple[int, np.ndarray]], deviations: np.ndarray
 ) -> float:
-    """Of all vectors. Means of speakers, and deviations from them, are independent."""
+    """Compute the log-likelihood of all vectors.
+
+    The speakers' sample means, and the deviations from them, are independent.
+    """
     size = len(model.mean)
     total = -0.5 * float(np.trace(np.linalg.solve(model.within, deviations)))
     within = np.linalg.slogdet(2 * np.pi * model.within)[1]
@@ -231,7 +236,7 @@ def _numbers(speakers: np.ndarray) -> np.ndarray:
 
 
 def _scatter(vectors: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Covariances within and between speakers, a vector counting 1, and the mean of all."""
+    """Return covariances within and between speakers, vectors weighted equally, and the mean."""
     vectors = np.asarray(vectors, np.float64)
     counts = np.bincount(numbers)
     means = _sums(vectors, numbers) / counts[:, None]
@@ -242,7 +247,7 @@ def _scatter(vectors: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _groups(vectors: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Speakers by how many vectors they have: the number, and their means (speakers, D)."""
+    """Yield speakers by their number of vectors: the number, and their means (speakers, D)."""
     counts = np.bincount(numbers)
     means = _sums(vectors, numbers) / counts[:, None]
     for count in np.unique(counts):

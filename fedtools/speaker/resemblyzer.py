@@ -1,7 +1,8 @@
-"""Embeddings of voices by Resemblyzer 0.1.4, which nobody here wrote or trained.
+"""Embeddings of voices by Resemblyzer 0.1.4, an independently written and trained package.
 
-An LSTM of three layers, trained by the GE2E loss (Wan et al., ICASSP 2018) on LibriSpeech-other and
-VoxCeleb. `utils/resemblyzer.sh` installs it; nothing but what measures speakers in audio needs it.
+It is an LSTM of three layers, trained with the GE2E loss (Wan et al., ICASSP 2018) on
+LibriSpeech-other and VoxCeleb. `utils/resemblyzer.sh` installs it; only measurements of speakers in
+audio need it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fedtools.files.errors import UserError
 
 RATE = 16_000
 INSTALL = "run in the checkout: utils/resemblyzer.sh"
-# Of the wheel's pretrained.pt: another file would be another oracle, and is not unpickled.
+# SHA-256 of the wheel's pretrained.pt. Another file would give other scores, and is not unpickled.
 _WEIGHTS = "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e"
 
 
@@ -25,7 +26,7 @@ class VoiceEncoder:
     """The encoder, on the CPU."""
 
     def __init__(self) -> None:
-        """Load it.
+        """Load the encoder.
 
         Raises:
             UserError: if it is not installed, or its weights are not those of version 0.1.4.
@@ -43,10 +44,10 @@ class VoiceEncoder:
         self._encoder = resemblyzer.VoiceEncoder("cpu", verbose=False)
 
     def embed(self, samples: np.ndarray) -> np.ndarray:
-        """The embedding of one utterance, of length 1.
+        """Compute the embedding of one utterance, of length 1.
 
-        As the package does it, without the removal of silences: speech that is quieter than -30
-        dBFS is made as loud, and embeddings of windows of 1.6 s are averaged.
+        As in the package, but without the removal of silences: speech below -30 dBFS is amplified
+        to that level, and embeddings of windows of 1.6 s are averaged.
 
         Args:
             samples: float (N,) at 16 kHz, in [-1, 1].
@@ -55,7 +56,7 @@ class VoiceEncoder:
             float32 (256,).
 
         Raises:
-            UserError: if there is nothing but zeros.
+            UserError: if all samples are zeros.
         """
         if not np.any(samples):
             raise UserError("silence: there is no voice to embed")
@@ -69,6 +70,6 @@ class VoiceEncoder:
 
 
 def mean_embedding(embeddings: Iterable[np.ndarray]) -> np.ndarray:
-    """The mean of utterances' embeddings, (256,), of length 1: that of their speaker."""
+    """Return the normalised mean of utterances' embeddings, (256,), as that of their speaker."""
     mean = np.mean(list(embeddings), axis=0)
     return np.asarray(mean / np.linalg.norm(mean))

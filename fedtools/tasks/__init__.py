@@ -1,8 +1,8 @@
-"""What a federation can learn: one folder for each task.
+"""Tasks that a federation can learn, one folder for each.
 
-`fedtools/tasks/kws/` registers "kws"; nothing else has to know of it. Nothing that is imported here
-imports torch: that takes seconds, and a rerun of a grid of finished experiments only asks each
-whether there is anything left to do.
+`fedtools/tasks/kws/` registers "kws"; nothing else needs to know about it. Nothing imported here
+imports torch, which takes seconds: a rerun of a grid of finished experiments only checks whether
+each has anything left to do.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ TASKS: Registry[Facts] = Registry(__name__, "task")
 
 
 def facts_of(name: object, where: str | Path) -> Facts:
-    """What is known of the task of a name; a `UserError` tells the known ones."""
+    """Return the facts of a named task; raise a `UserError` that lists the known tasks."""
     return TASKS.get(name, where)

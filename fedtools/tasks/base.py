@@ -1,4 +1,4 @@
-"""A task opened for work: what a federation learns from, and how well it does."""
+"""Base classes of tasks: what a federation learns from, and how its models are measured."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ State = Mapping[str, Any]
 Opened = TypeVar("Opened", bound="HasSettings")
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
-# The methods that a task can be federated by.
+# The methods that can federate a task.
 By = TypeVar("By", bound=Method)
 
 
 @dataclass(frozen=True)
 class NewExperiment(Generic[By]):
-    """What `Task.begin` is given: an experiment that is to be made.
+    """An experiment to be created, as `Task.begin` receives it.
 
     Attributes:
-        options: those that will be frozen.
-        method: made from them.
-        data, assets: folders by split, and by name.
-        start: a full state to begin with, or None.
-        where: what the options were read from.
+        options: the options that will be frozen.
+        method: made from the options.
+        data, assets: folders by split, and by asset name.
+        start: the file of a full state to start from, or None.
+        where: where the options were read from, for messages.
     """
 
     options: Options
@@ -56,10 +56,11 @@ class NewExperiment(Generic[By]):
 
 
 class Gone(UserError):
-    """What a client needs in a round is not there any more.
+    """Data that a client needs in a round is missing.
 
     Attributes:
-        reason: what its row says where the round goes on without it, see `Phase.may_lack`.
+        reason: for the client's row in the ledger if the round goes on without it, see
+            `Phase.may_lack`.
     """
 
     def __init__(self, reason: str, **more: Any):
@@ -69,22 +70,23 @@ class Gone(UserError):
 
 @dataclass(frozen=True)
 class Items:
-    """Training data one by one, and held-out data, for attacks that ask whose they are.
+    """Single training and held-out items, for attacks that infer their owner or content.
 
     Attributes:
-        owners: item -> its client; "" of what is held out, on which nobody trains.
-        speakers: item -> who speaks.
-        recordings: item -> what is the same of a recording at several speeds.
+        owners: item -> its client; "" for a held-out item, on which no client trains.
+        speakers: item -> its speaker.
+        recordings: item -> an id that all speeds of a recording share.
         sizes: item -> its length, in frames or samples.
-        loss: a model's loss of one item, nats.
-        audio: what a model is given of one item, (frames, values).
-        source: some items as the data of a client that trains as the one who is named does, in a
-            round, with random numbers of a seed.
-        labels: the numbers of an item's tokens, or of its class alone.
-        loss_at: a model's mean loss of some items, were other inputs, (frames, values) each, and
-            other labels theirs; its gradient can be differentiated again.
-        errors: the errors, and the words they are of, in what a model hears in an item, were other
-            input its own; of a clip the word is one.
+        loss: (model, item) -> the loss, nats.
+        audio: item -> the model's input, (frames, values).
+        source: (items, client, round, seed) -> the items as training data of the named client in
+            the round, with random numbers from the seed.
+        labels: item -> its token ids, or its class alone.
+        loss_at: (model, items, inputs, labels) -> the mean loss of the items with the given inputs,
+            (frames, values) each, and labels in place of their own; its gradient can be
+            differentiated again.
+        errors: (model, item, input) -> the errors of the model's output for the given input in
+            place of the item's own, and the number of reference words, 1 for a clip.
     """
 
     owners: Mapping[str, str]
@@ -101,12 +103,12 @@ class Items:
 
 @dataclass(frozen=True)
 class Indicator:
-    """Speech of nobody in particular, for attacks that look at what models make of it.
+    """Speech of arbitrary speakers, for attacks that compare models by their outputs on it.
 
     Attributes:
-        inputs: goes through all of it, in parts.
-        forward: gives a part to a model.
-        speakers: of this speech.
+        inputs: iterates over all of it, in batches.
+        forward: passes a batch through a model.
+        speakers: the speakers of this speech.
         trained: the speakers of the training data.
     """
 
@@ -117,25 +119,25 @@ class Indicator:
 
 
 class Protection(Protocol):
-    """What stands between the sum of what clients send and what is known of it."""
+    """Differential privacy of the sum of client counts."""
 
     def release(self, number: int) -> Release:
-        """What the server makes known of the sum of a round's counts."""
+        """Return the function from the sum of a round's counts to what the server releases."""
 
     def closed(self, number: int, clients: Sequence[str]) -> None:
-        """A round is complete: what was kept in case of its repetition is no longer needed."""
+        """Discard what was kept in case a round is repeated, since the round is complete."""
 
 
 class HasSettings(Protocol):
-    """What works with the settings of an experiment."""
+    """An object that works with the settings of an experiment."""
 
     def settings(self) -> AbstractContextManager[None]:
-        """What of the process' state the experiment's results depend on, while it works."""
+        """Return a context with the process-wide settings that results depend on."""
 
 
 @dataclass(frozen=True)
 class Part(Generic[Found]):
-    """What some tasks have: see `fedtools.tasks.parts`, and `Task.need`.
+    """An optional part of a task: see `fedtools.tasks.parts`, and `Task.need`.
 
     Attributes:
         name: of the task's attribute.
@@ -144,21 +146,21 @@ class Part(Generic[Found]):
     name: str
 
     def of(self, task: Task[Any]) -> Found | None:
-        """What a task has; None if it has not."""
+        """Return this part of a task, or None if the task lacks it."""
         found: Found | None = getattr(task, self.name, None)
         return found
 
 
 class Task(ABC, Generic[By]):
-    """What a federation asks of its task; what else it has is asked for by `need`.
+    """A task opened for an experiment; `need` gives access to its optional parts.
 
     Args:
-        experiment: opened.
+        experiment: the opened experiment.
         method: of the experiment.
-        device: "cpu", "cuda" or "cuda:1", of tasks with models.
+        device: "cpu", "cuda" or "cuda:1", for tasks with models.
     """
 
-    # Whether the first state is drawn by torch.
+    # Whether torch draws the initial state.
     needs_torch: ClassVar[bool] = False
 
     def __init__(self, experiment: Experiment, method: By, device: str = "cpu"):
@@ -170,102 +172,102 @@ class Task(ABC, Generic[By]):
     @staticmethod
     @abstractmethod
     def begin(new: NewExperiment[By]) -> tuple[State, State]:
-        """Check the options of an experiment that is to be made.
+        """Check the options of a new experiment, and make its initial state.
 
         Returns:
-            the full state that everybody begins with, and of it what the server sends in round 1.
+            the full initial state, and the part of it that the server sends in round 1.
         """
 
     @staticmethod
     def keep_own(path: Path, method: By) -> list[str]:
-        """Write what else an experiment begins with, for this task alone; the files' names."""
+        """Write the initial files that this task alone needs, and return their names."""
         return []
 
     @cached_property
     def models(self) -> Models | None:
-        """What clients train, where they train models."""
+        """Return the models that clients train, or None if they train none."""
         return None
 
     @cached_property
     def protection(self) -> Protection | None:
-        """Of counts that clients send; None without differential privacy."""
+        """Return the protection of client counts; None without differential privacy."""
         return None
 
     @property
     def spec(self) -> Spec:
-        """The full state that everybody begins with; by default a model's."""
+        """Return the names and shapes of the full initial state, by default a model's."""
         if self.models is None:
             raise lacking(self, "models")
         return spec_of(self.models.tensors(self.models.build()))
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
-        """Cut the clients of a round into those that train together; jobs take whole units.
+        """Split the clients of a round into units that train together; jobs take whole units.
 
-        By default they train one by one.
+        By default each client trains alone.
         """
         return [[client] for client in clients]
 
     @abstractmethod
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> Any:
-        """The data of a unit in a round, as the method's client half is given them.
+        """Return a unit's data in a round, in the form that the method's client half takes.
 
         Args:
-            clients: those of a unit; none for the server's own training.
+            clients: the unit's clients; empty for the server's own training.
 
         Raises:
-            Gone: if the data of a client are, in a phase that goes on without it.
+            Gone: if a client's data is missing in a phase that goes on without it.
         """
 
     @abstractmethod
     def load(self, state: State, number: int) -> None:
-        """Take the state after round `number` (0: the beginning) for what is to be measured."""
+        """Load the state after round `number` (0: the initial state) for measurements."""
 
     @abstractmethod
     def measure(self, split: str, client: str) -> dict[str, object]:
-        """Measure what was loaded on the data of a client: `Facts.columns`."""
+        """Measure the loaded state on a client's data, and return the `Facts.columns`."""
 
     def settings(self) -> AbstractContextManager[None]:
-        """What of the process' state the experiment's results depend on, while it works."""
+        """Return a context with the process-wide settings that results depend on."""
         return nullcontext()
 
     def payload(self, phase: Phase) -> Payload:
-        """What each client of a phase sends that sends no shared tensors."""
+        """Return what each client sends in a phase that does not send shared tensors."""
         if isinstance(phase.sends, Payload):
             return phase.sends
         raise lacking(self, str(phase.sends))
 
     def epochs(self, client: str, steps: int) -> float:
-        """How many times a client has gone through its data in so many steps."""
+        """Return how many times a client goes through its data in the given number of steps."""
         return float(self.method.local_epochs) if steps else 0.0
 
     def limits(self, phase: Phase, seconds: float) -> Limits:
-        """What a client can have done in a round that began so many seconds ago."""
+        """Return bounds on a client's work in a round that began `seconds` ago."""
         most = self.method.most_steps
         return Limits(steps=lambda _, size: most(size) if phase.trains else 0, seconds=seconds)
 
     def data_path(self, split: str, may_lack: bool = False) -> Path:
-        """Where the data of a split are, see `data_of`; they are looked at once."""
-        # Data of which nothing is gone serve those who can do without a part, too.
+        """Return the folder of a split's data, see `data_of`; the data is checked only once."""
+        # Data found complete also serves callers that can do without a part of it.
         asked = split, may_lack and (split, False) not in self._data_paths
         if asked not in self._data_paths:
             self._data_paths[asked] = data_of(self.experiment, split, may_lack)
         return self._data_paths[asked]
 
     def need(self, part: Part[Found]) -> Found:
-        """What not every task has; a `UserError` names task and part."""
+        """Return an optional part; raise a `UserError` that names the part if it is lacking."""
         if (found := part.of(self)) is None:
             raise lacking(self, part.name)
         return found
 
 
 def lacking(task: Task[Any], part: str) -> UserError:
-    """What is told of a part that a task has not."""
+    """Return the error for a part that a task lacks."""
     name = task.experiment.options.task
     return UserError(f"experiments of task {name} have no {part}", path=task.where)
 
 
 def task_of(facts: Facts) -> type[Task[Method]]:
-    """The class that does the work of a task, imported when it is asked for."""
+    """Return the class that implements a task, imported on demand."""
     module, _, name = facts.opens.partition(":")
     found: type[Task[Method]] = getattr(importlib.import_module(module), name)
     return found
@@ -274,7 +276,7 @@ def task_of(facts: Facts) -> type[Task[Method]]:
 def as_configured(
     work: Callable[Concatenate[Opened, Given], Found],
 ) -> Callable[Concatenate[Opened, Given], Found]:
-    """Let a function of a task or a federation, its first argument, work with its `settings`."""
+    """Make a function run within the `settings` of its first argument, a task or federation."""
 
     @wraps(work)
     def settled(opened: Opened, /, *arguments: Given.args, **options: Given.kwargs) -> Found:

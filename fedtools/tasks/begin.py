@@ -1,4 +1,4 @@
-"""The states that an experiment with models begins with."""
+"""Initial states of experiments with models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from fedtools.tasks.base import NewExperiment, State
 def begin_with(
     new: NewExperiment[Method], model: nn.Module, tensors: Mapping[str, Tensor]
 ) -> tuple[State, State]:
-    """The states of a new experiment, `tensors` of `model` or those of the file to start with."""
+    """Return a new experiment's full and sent state: `tensors` of `model`, or those of its start.
+
+    The start is the file `new.start`, if there is one.
+    """
     if new.start:
         state = load_state(new.start, spec_of(tensors))
         check_finite(state, new.start)
@@ -33,8 +36,8 @@ def begin_with(
     combine = combine_of(new.options.model)
     for name, kind in kinds.items() if combine in OF_PRODUCTS else ():
         if name.endswith(FACTORS) and kind == PERSONAL:
-            problem = f"method_conf.personal: {name} stays at its client, with combine {combine}"
-            raise UserError(problem, path=new.where, remedy="take combine mean")
+            problem = f"method_conf.personal: {name} cannot be personal with combine {combine}"
+            raise UserError(problem, path=new.where, remedy="use combine mean")
     sent = SHARED, GIVEN
     return tensors, {name: value for name, value in tensors.items() if kinds[name] in sent}
 
@@ -42,9 +45,10 @@ def begin_with(
 def split_base(
     new: NewExperiment[Method],
 ) -> tuple[NewExperiment[Method], Path | None]:
-    """An experiment whose model may be adapted, as it begins, and the file of the model's base.
+    """Return the experiment with the start of its trained part, and the file of its model's base.
 
-    A model that is adapted begins with all of its base, or as a state of what is trained.
+    An adapted model's base is the asset `base`, with `start` a state of the trained parameters, or
+    without that asset `start` itself. A model that is not adapted has no base.
     """
     if not has_base(new.options.model):
         return new, None
@@ -54,17 +58,17 @@ def split_base(
 
 
 def tell_what_is_trained(model: nn.Module) -> None:
-    """Print how many parameters these are, unless it is all of them."""
+    """Print how many parameters of a model are trained, unless all are."""
     trained, everything = count(model)
     if trained < everything:
         unit, name = (1e6, "M") if everything >= 1e5 else (1e3, "k")
         share = 100 * trained / everything
-        said = f"{trained / unit:.1f} of {everything / unit:.1f} {name} parameters"
-        print(f"trains {said} ({share:.1f} %)", file=sys.stderr)
+        counts = f"{trained / unit:.1f} of {everything / unit:.1f} {name} parameters"
+        print(f"trains {counts} ({share:.1f} %)", file=sys.stderr)
 
 
 def kinds_of(method: Method, parameters: set[str], spec: Spec, where: str | Path) -> dict[str, str]:
-    """`Method.kinds`, with a `UserError` if a pattern matches nothing."""
+    """Return `Method.kinds`, or raise a `UserError` if a pattern matches nothing."""
     try:
         return method.kinds(parameters, spec)
     except ValueError as error:
@@ -72,6 +76,6 @@ def kinds_of(method: Method, parameters: set[str], spec: Spec, where: str | Path
 
 
 def personal_parameters(method: Method, model: nn.Module) -> set[str]:
-    """The names of the parameters that stay at each client."""
+    """Return the names of the parameters that stay at each client."""
     names = (name for name, _ in model.named_parameters())
     return {name for name in names if method.parameter_kind(name) == PERSONAL}

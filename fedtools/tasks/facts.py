@@ -1,4 +1,4 @@
-"""What is known of a task without its models, and of the data of an experiment."""
+"""Facts of tasks that need no model, and checks of an experiment's data and assets."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from fedtools.files.experiment import Experiment
 from fedtools.methods.base import TaskPart
 from fedtools.tasks import facts_of
 
-# The one "client" of data that are measured as a whole.
+# Stands for a client's name where data is measured as a whole.
 ALL = "all"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a federation learns, and the form of its data.
+    """A task's columns, requirements and data format.
 
     Attributes:
         opens: "module:class" of the task, a `fedtools.tasks.base.Task`.
-        parts: what it has of what methods need.
-        columns: what `Task.measure` gives, in the order of a table.
-        rate: the column by which models are compared, and ...
-        sign: ... 1 if less of it is better, -1 if more is.
-        counted: the column of what `errors` are counted of, where there are errors.
-        identity: (data directory, whether labels are read) to what tells the data from others.
-        reads_labels: the section `training` of the options to whether training reads labels.
-        files: (folders by split, assets by name, where the options were read from) to the files
-            that an experiment keeps a copy of; raises a UserError if one is not given.
-        clients: data directory to its clients, in C order; [] where it names none.
-        frozen_model: the section `model` to what an experiment keeps of it, with sums of the files
+        parts: the parts that methods can need and that this task has.
+        columns: what `Task.measure` returns, in the order of a table.
+        rate: the column by which models are compared.
+        sign: 1 if a lower `rate` is better, -1 if a higher one is.
+        counted: the column with the total that `errors` are counted in; "" without errors.
+        identity: (data directory, whether labels are read) -> sums that identify the data.
+        reads_labels: the section `training` of the options -> whether training reads labels.
+        files: (folders by split, assets by name, where the options were read from) -> the files
+            that an experiment keeps a copy of; raises a UserError if an asset is missing.
+        clients: data directory -> its clients, in C order; [] if it names none.
+        frozen_model: the section `model` -> what an experiment keeps of it, with sums of the files
             that it names.
-        by_client: whether models are measured on each client's data also where all clients have
-            the same model.
+        by_client: whether models are measured on each client's data even if all clients have the
+            same model.
     """
 
     opens: str
@@ -55,14 +55,14 @@ class Facts:
 
     @property
     def header(self) -> tuple[str, ...]:
-        """The columns of the tables of models and rounds."""
+        """Return the columns of the tables of models and rounds."""
         return ("round", "client", *self.columns)
 
 
 def check_frozen(experiment: Experiment) -> None:
-    """Fail with a `UserError` unless all that an experiment began with is as it was.
+    """Raise a `UserError` if anything that an experiment began with has changed.
 
-    A folder that its section `model` names is part of that.
+    This includes a folder that its section `model` names.
     """
     experiment.check_frozen()
     facts = facts_of(experiment.options.task, experiment.path / "config.yaml")
@@ -75,7 +75,7 @@ def check_assets(
     where: str | Path,
     optional: tuple[str, ...] = (),
 ) -> None:
-    """Fail with a `UserError` unless the assets are the known ones, and maybe optional ones."""
+    """Raise a `UserError` unless the assets are the known ones and at most the optional ones."""
     for name in assets:
         if name not in known + optional:
             raise UserError(unknown(name, known + optional, "asset"), path=where)
@@ -85,20 +85,20 @@ def check_assets(
 
 
 def clients_of_utterances(folder: Path) -> list[str]:
-    """The clients of a data directory of utterances."""
+    """Return the clients of a data directory of utterances; [] if it names none."""
     if not (folder / "utt2client").exists():
         return []
     return list(invert(DataDir.read(folder, "utt2client").utt2client))
 
 
 def data_of(experiment: Experiment, split: str, may_lack: bool = False) -> Path:
-    """The folder of a split's data ("train", "valid", "test").
+    """Return the folder of a split's data ("train", "valid", "test").
 
     Args:
-        may_lack: archives may be gone; then what is left is not looked at either.
+        may_lack: archives may be missing; if one is, the others are not checked.
 
     Raises:
-        UserError: if there are none, or they are not those that the experiment began with.
+        UserError: if the split has no data, or not the data that the experiment began with.
     """
     options, where = experiment.options, experiment.path / "config.yaml"
     if split not in options.data:
@@ -119,6 +119,6 @@ def data_of(experiment: Experiment, split: str, may_lack: bool = False) -> Path:
         names = sorted(found.keys() | known.keys())
         differing = [name for name in names if found.get(name) != known.get(name)]
         problem = f"not the {', '.join(differing)} that {experiment.path} began with"
-        remedy = "make those again, or begin another experiment"
+        remedy = "restore the data, or begin another experiment"
         raise UserError(problem, path=folder, remedy=remedy)
     return folder

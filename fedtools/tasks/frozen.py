@@ -1,4 +1,4 @@
-"""What the frozen bottom of an experiment's model makes of its data, computed once."""
+"""Outputs of a model's frozen layers on an experiment's data, computed once and kept."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MEGABYTE = 1e6
 
 
 class FrozenOutputs:
-    """Those of an experiment; see `fedtools.files.frozen`.
+    """The frozen layers' outputs of an experiment; see `fedtools.files.frozen`.
 
     Args:
-        experiment: opened.
+        experiment: the opened experiment.
         options: of its model.
-        build: gives the model.
+        build: returns the model.
     """
 
     def __init__(self, experiment: Experiment, options: Pretrained, build: Callable[[], Any]):
@@ -35,13 +35,13 @@ class FrozenOutputs:
     def make(
         self, split: str, owner: str | None, what: Iterable[object], rows: int, parts: Parts
     ) -> Place:
-        """Where the outputs of somebody's data lie, which are computed if they are not there.
+        """Return where the outputs for an owner's data lie; compute them if they are missing.
 
         Args:
-            owner: whose; None: the whole split.
-            what: which of the data, and how they are read.
-            rows: positions of all of them.
-            parts: as of `Place.make`.
+            owner: the client; None for the whole split.
+            what: identifies the part of the data, and how it is read.
+            rows: the number of positions in all of it.
+            parts: see `Place.make`.
         """
         model = self._build()
         known = [self._options.sum, model.depth, sorted(self._identities[split].items()), *what]
@@ -57,7 +57,7 @@ class FrozenOutputs:
 
 
 def open_frozen(experiment: Experiment, build: Callable[[], Any]) -> FrozenOutputs | None:
-    """Those of an experiment that keeps them; None of others."""
+    """Return the frozen layers' outputs of an experiment that keeps them; None for others."""
     config = experiment.options.model
     if not is_pretrained(config):
         return None
@@ -68,25 +68,25 @@ def open_frozen(experiment: Experiment, build: Callable[[], Any]) -> FrozenOutpu
 def check_size(
     config: Mapping[str, Any], where: str | Path, size: int, rows: Mapping[str, int]
 ) -> None:
-    """Tell how much will be kept.
+    """Print how much disk space the kept outputs will take.
 
     Args:
         config: the section `model`.
         where: what it was read from.
-        size: values of a position.
-        rows: the positions of each split.
+        size: values per position.
+        rows: split -> its number of positions.
 
     Raises:
         UserError: if that is more than the options allow.
     """
     options = from_mapping(Pretrained, config, where)
     each = size * np.dtype(options.cache_dtype).itemsize / _MEGABYTE
-    told = ", ".join(f"{split} {count * each:.1f} MB" for split, count in rows.items())
+    sizes = ", ".join(f"{split} {count * each:.1f} MB" for split, count in rows.items())
     whole = sum(rows.values()) * each
     if whole > options.cache_limit:
-        problem = f"cache_limit {options.cache_limit} MB: cache_frozen would keep {told}"
+        problem = f"cache_limit {options.cache_limit} MB: cache_frozen would keep {sizes}"
         raise option_error(problem, where, "cache_limit", options.cache_limit)
-    print(f"outputs of frozen layers take {whole:.1f} MB on disk: {told}", file=sys.stderr)
+    print(f"outputs of frozen layers take {whole:.1f} MB on disk: {sizes}", file=sys.stderr)
 
 
 def _shown(parts: Parts, rows: int, title: str) -> Iterator[tuple[int, np.ndarray]]:

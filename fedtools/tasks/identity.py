@@ -1,7 +1,7 @@
-"""What tells the data of an experiment from others of the same name: sums of what training reads.
+"""Sums of what training reads, by which an experiment recognises its data.
 
-All tables count in full. Of archives of features, which may be hundreds of gigabytes, all sizes and
-a sample of the content do: features that were made again with other options differ everywhere.
+Tables are summed in full. Archives of features may take hundreds of gigabytes, so their sizes and a
+sample of their content are summed: features made again with other options differ everywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ARCHIVES, _BLOCKS, _BLOCK_BYTES = 256, 64, 4096
 
 
 def of_utterances(folder: Path, labels: bool) -> dict[str, str]:
-    """Sums of a data directory with features.
+    """Return sums of a data directory with features.
 
     Args:
         labels: whether training reads `text`.
@@ -35,7 +35,7 @@ def of_utterances(folder: Path, labels: bool) -> dict[str, str]:
 
 
 def of_clips(folder: Path, labels: bool) -> dict[str, str]:
-    """The sum of the sums of packed clips, which are of all that training reads."""
+    """Return the sum of the file of sums of packed clips, which covers all that training reads."""
     path = folder / "sha256sums"
     if not path.is_file():
         remedy = "run it where fedtools init ran, or make the data"
@@ -44,7 +44,7 @@ def of_clips(folder: Path, labels: bool) -> dict[str, str]:
 
 
 def of_rescored(folder: Path, labels: bool) -> dict[str, str]:
-    """Sums of N-best lists and what `fedtools rescore` makes of them, and of who said what when."""
+    """Return sums of rescored N-best lists and of the tables of clients, times and phrases."""
     found = {}
     names = ("utt2client", "segments", "utt2start", "nbest.tsv", "words.txt", "unigram.tsv")
     for name in (*names, "phrases.tsv", "phrases_of"):
@@ -61,13 +61,13 @@ def _features(folder: Path) -> str:
 
 
 def _archives(table: Mapping[str, str]) -> str:
-    """The sum of which utterance lies where, and of the archives they lie in."""
+    """Return a sum of the utterances' places in archives, and of samples of the archives."""
     digest = hashlib.sha256()
     archives: dict[str, None] = {}
     for utterance, entry in table.items():
         path, _, offset = entry.rpartition(":")
         archives[path] = None
-        # Where the archives lie does not matter.
+        # By name alone: archives may have moved to another folder.
         digest.update(f"{utterance} {Path(path).name} {offset}\n".encode())
     chosen = set(_spread(len(archives), _ARCHIVES))
     for number, path in enumerate(archives):
@@ -89,6 +89,6 @@ def _add_sample(digest: hashlib._Hash, path: str, size: int) -> None:
 
 
 def _spread(total: int, count: int) -> list[int]:
-    """At most `count` numbers below `total`, evenly spread, the first included."""
+    """Return at most `count` numbers below `total`, evenly spread, 0 included."""
     count = min(total, count)
     return [number * total // count for number in range(count)]

@@ -1,4 +1,4 @@
-"""What some tasks have and others have not: a command asks for it by `Task.need`."""
+"""Optional parts of tasks, which commands request by `Task.need`."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from fedtools.tasks.kws.clips import ClipCorpus
     from fedtools.tasks.rescore.protection import Protection
 
-# Of tasks whose clients train models: these, how, and where.
+# Tasks whose clients train models: the models, the training options, and the device.
 MODELS: Part[Models] = Part("models")
 TRAINING: Part[Training] = Part("training")
 DEVICE: Part[torch.device] = Part("device")
-# For attacks: client -> its speaker; training data one by one, and those of some splits as held
-# out; speech of others, so many at once.
+# For attacks: client -> its speaker; the training items, with the items of some splits as held-out
+# ones; speech in a folder, in batches of a given size.
 SPEAKERS: Part[Callable[[], dict[str, str]]] = Part("speakers")
 ITEMS: Part[Callable[[Sequence[str]], Items]] = Part("items")
 INDICATOR: Part[Callable[[Path, int], Indicator]] = Part("indicator")
 
-# Of speech recognition: its utterances, its tokens, and what the models make of some utterances.
+# Speech recognition: the utterances, the tokens, and measurements on any utterances.
 CORPUS: Part[Corpus] = Part("corpus")
 TOKENIZER: Part[Tokenizer] = Part("tokenizer")
 MEASURED: Part[Callable[[Utterances], dict[str, object]]] = Part("measured")
 
-# Of keywords: the clips; the models' logits of a split and a client, with the labels; and those of
+# Keywords: the clips; the model's logits for a split and a client, with the labels; its logits for
 # features of any waveforms.
 CLIPS: Part[ClipCorpus] = Part("clips")
 LOGITS: Part[Callable[[str, str], tuple[torch.Tensor, torch.Tensor]]] = Part("logits")
 HEAR: Part[Callable[[torch.Tensor], torch.Tensor]] = Part("hear")
 
-# Of rescoring: a client's words; its distribution over words, and all clients'; the privacy of
-# its counts.
+# Rescoring: a client's rescored words; the clients' and the global distributions over words; the
+# privacy of counts.
 RESCORED: Part[Callable[[str], dict[str, str]]] = Part("rescored")
 MARGINALS: Part[Callable[[], dict[str, np.ndarray]]] = Part("marginals")
 PROTECTION: Part[Protection] = Part("protection")

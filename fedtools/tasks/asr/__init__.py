@@ -13,8 +13,8 @@ from fedtools.tasks import TASKS
 from fedtools.tasks.facts import Facts, check_assets, clients_of_utterances
 from fedtools.tasks.identity import of_utterances
 
-# LM weight and word score of the search that labels what clients sent; those of weights.yaml in an
-# experiment are for its own hypotheses.
+# LM weight and word score of the search that labels clients' features; those in an experiment's
+# weights.yaml are for its own hypotheses.
 SERVER_WEIGHTS = "server_weights.yaml"
 
 
@@ -22,7 +22,7 @@ def _files(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Pa
     check_assets(assets, ("tokens",), where, ("denominator", "base", "lm", "weights"))
     files = [assets["tokens"] / name for name in (*symbols.FILES, *WHISPER_FILES)]
     files = [file for file in files if file.exists()]
-    # That it is there is seen when it is read.
+    # A missing file is reported when it is read.
     files += [
         assets[name] / f"{name}.safetensors" for name in ("denominator", "base") if name in assets
     ]

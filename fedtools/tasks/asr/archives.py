@@ -1,4 +1,4 @@
-"""Clients that are gone, and took the archives of their features with them."""
+"""Clients whose archives of features are missing, because they have left the federation."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from fedtools.files.datadir import DataDir
 
 
 def missing_archive(data: DataDir, client: str) -> Path | None:
-    """The first of a client's archives that is not there; None if all are."""
+    """Return the first of a client's archives that is missing; None if all exist."""
     archives = dict.fromkeys(_archive(data, name) for name in data.client_utterances(client))
     return next((archive for archive in archives if not archive.is_file()), None)
 
 
 def first_there(data: DataDir) -> list[str]:
-    """The first utterance whose archive is there; the first of all if none is."""
-    gone: set[Path] = set()
+    """Return the first utterance whose archive exists; the first of all if none does."""
+    missing: set[Path] = set()
     for name in data.utterances:
         archive = _archive(data, name)
-        if archive not in gone:
+        if archive not in missing:
             if archive.is_file():
                 return [name]
-            gone.add(archive)
+            missing.add(archive)
     return data.utterances[:1]
 
 

@@ -1,4 +1,4 @@
-"""The utterances of an experiment's splits, of other folders, and of what clients have sent."""
+"""The utterances of an experiment's splits, of other folders, and of features from clients."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Corpus:
     """Utterances in batches for the models of a task.
 
     Args:
-        task: whose data directories they are.
+        task: gives the data directories.
         tokenizer: of transcripts.
-        models: which they have to fit.
+        models: the models that the utterances must fit.
 
     Attributes:
         training: the options of the experiment.
@@ -42,18 +42,18 @@ class Corpus:
         self._task, self._models, self._experiment = task, models, task.experiment
         self.training, self._tokenizer = models.training, tokenizer
         self._frozen = open_frozen(self._experiment, models.build)
-        # The data directories that were read, by split, and whether archives may be gone.
+        # The data directories read so far, by split and whether archives may be missing.
         self._data: dict[tuple[str, bool], DataDir] = {}
         self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()
         self._received: Utterances | None = None
 
     def read(self, split: str, may_lack: bool = False) -> DataDir:
-        """The data directory of a split; "train" without transcripts where no method reads them.
+        """Return the data directory of a split, "train" without transcripts if none are needed.
 
         Args:
-            may_lack: archives may be gone.
+            may_lack: archives may be missing.
         """
-        # As of `Task.data_path`.
+        # See `Task.data_path`.
         asked = split, may_lack and (split, False) not in self._data
         if asked not in self._data:
             reads = split != "train" or self.training.reads_transcripts
@@ -63,17 +63,17 @@ class Corpus:
         return self._data[asked]
 
     def read_folder(self, path: str | Path, *tables: str, may_lack: bool = False) -> DataDir:
-        """Any data directory whose features fit the models, see `read_data`."""
+        """Read any data directory whose features fit the models, see `read_data`."""
         return read_data(path, self._experiment.options.model, *tables, may_lack=may_lack)
 
     def utterances(self, split: str, client: str, may_lack: bool = False) -> Utterances:
-        """The utterances of one client (or of `ALL`) in a split.
+        """Return the utterances of one client (or of `ALL`) in a split.
 
-        Features stay in memory for later rounds, those used last, as far as `cache_mb` allows; what
-        frozen layers make of them stays on disk, where the model's options say so.
+        The most recently used features stay in memory for later rounds, as far as `cache_mb`
+        allows; outputs of frozen layers stay on disk, if the model's options say so.
 
         Args:
-            may_lack: archives of other clients may be gone.
+            may_lack: archives of other clients may be missing.
         """
         key = split, client
         if key not in self._utterances:
@@ -91,10 +91,10 @@ class Corpus:
     def gather(
         self, data: DataDir, names: Sequence[str], labelled: bool | None = None
     ) -> Utterances:
-        """Some utterances of a data directory, in batches for the model.
+        """Return some utterances of a data directory, in batches for the model.
 
         Args:
-            labelled: whether each needs a transcript; by default if the data have any.
+            labelled: whether each needs a transcript; by default if the data has any.
         """
         model = self._models.build()
         zeros = Zeros(self.training.end_frames, shortest_input(model), longest_input(model))
@@ -109,10 +109,10 @@ class Corpus:
         seals: Mapping[str, Seal],
         labelled: bool = False,
     ) -> Utterances:
-        """Some utterances' features, as many in a batch as of filterbanks.
+        """Return features that clients sent, with batches as long as those of filterbanks.
 
         Args:
-            labelled: whether each has its words in `data.text`.
+            labelled: whether `data.text` has the words of each.
         """
         bins = max(1, round(self.training.batch_bins * self._models.cut().share))
         return Utterances(data, names, self._tokenizer, bins, labelled=labelled, seals=seals)
@@ -126,7 +126,7 @@ class Corpus:
             kept -= oldest.bytes if oldest.keep else 0
 
     def sent(self, number: int) -> Utterances:
-        """The features that clients sent in a round, of those whose messages counted."""
+        """Return the features that clients sent in a round, without those of refused messages."""
         experiment = self._experiment
         if self._received is None:
             data, seals = DataDir(experiment.round(number).path), dict[str, Seal]()
@@ -147,10 +147,10 @@ class Corpus:
         return self._received
 
     def _labelled(self, number: int, data: DataDir, seals: Mapping[str, Seal]) -> Utterances:
-        """What was sent, with the labels that `server_labels` asks for; an empty one is left out.
+        """Return sent features with the labels that `server_labels` asks for, but no empty ones.
 
         Raises:
-            UserError: if all are empty.
+            UserError: if all labels are empty.
         """
         kind = self.training.server_labels
         if kind == "continuous":
@@ -163,15 +163,14 @@ class Corpus:
             else:
                 data.text |= labels.of(number, client, self.gather_sent(data, names, seals))
         if not data.text:
-            remedy = "take server_labels: continuous, or begin with a better model"
-            raise UserError(
-                "no label of what clients sent has a word", path=data.path, remedy=remedy
-            )
+            remedy = "set server_labels: continuous, or begin with a better model"
+            problem = "all labels of clients' features are empty"
+            raise UserError(problem, path=data.path, remedy=remedy)
         return self.gather_sent(data, list(data.text), seals, labelled=True)
 
     def _said(self, client: str, names: Sequence[str]) -> dict[str, str]:
-        """The transcripts of what a client sent, which the server of a federation never has."""
+        """Return the transcripts of a client's features, which a real server never has."""
         own = self.utterances("train", client)
         sent = sent_names(own.audio(0).tobytes(), client, len(own))
-        said = dict(zip(sent, own.texts, strict=True))
-        return {name: said[name] for name in names if said[name]}
+        texts = dict(zip(sent, own.texts, strict=True))
+        return {name: texts[name] for name in names if texts[name]}

@@ -1,4 +1,4 @@
-"""The utterances of one client as padded batches of similar length; data directories for models."""
+"""Utterances of one client as padded batches of similar length; data directories for models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_data(
 
     Args:
         config: of the model.
-        may_lack: some archives may be gone.
+        may_lack: some archives may be missing.
 
     Raises:
         UserError: if one is missing or malformed, or the features do not fit a model's `config`.
@@ -60,7 +60,7 @@ def read_data(
 
 
 def joined(data: DataDir, more: DataDir) -> DataDir:
-    """The utterances of two data directories; of those in both, as the first has them."""
+    """Return the utterances of two data directories; for those in both, the first one's entries."""
     tables = {
         name: {**getattr(data, name), **getattr(more, name), **getattr(data, name)}
         for name in ("feats_scp", "text", "utt2spk")
@@ -73,14 +73,14 @@ def joined(data: DataDir, more: DataDir) -> DataDir:
 
 
 def check_words(path: Path) -> None:
-    """Fail unless everybody who is measured by data has a word in them: an error rate needs one."""
+    """Raise a `UserError` if a client has no word in its transcripts, as an error rate needs."""
     clients = ("utt2client",) if (path / "utt2client").exists() else ()
     data = DataDir.read(path, "text", *clients)
-    said: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, text in data.text.items():
         owner = data.utt2client.get(name, "")
-        said[owner] = said.get(owner, 0) + len(text.split())
-    if silent := sorted(owner for owner, words in said.items() if not words):
+        counts[owner] = counts.get(owner, 0) + len(text.split())
+    if silent := sorted(owner for owner, words in counts.items() if not words):
         who = f" of {some(silent)}" if clients else ""
         raise UserError(f"no word in the transcripts{who}, so no WER", path=path / "text")
 
@@ -90,29 +90,29 @@ class Batch(dict[str, torch.Tensor]):
 
     @property
     def amount(self) -> int:
-        """Utterances, which weigh alike in the mean loss."""
+        """Return the number of utterances, which have equal weights in the mean loss."""
         return len(self["speech_lengths"])
 
     @property
     def frames(self) -> int:
-        """Of the padded batch; of what frozen layers made of it, positions."""
+        """Return the frames of the padded batch, or its positions for frozen layers' outputs."""
         found = self["hidden"] if "hidden" in self else self["speech"]
         return found.shape[0] * found.shape[1]
 
     @property
     def active(self) -> None:
-        """There is no stack."""
+        """Return None: the batch is not for a stack of models."""
         return None
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """Frames of zeros behind utterances, which then count as the utterances' own.
+    """Frames of zeros appended to utterances, which then count as the utterances' own.
 
     Attributes:
-        after: so many behind each, and then ...
-        shortest: ... as many as it lacks to the fewest that the model accepts.
-        longest: the most that the model accepts; None: any.
+        after: frames of zeros appended to each utterance.
+        shortest: the fewest frames that the model accepts; shorter utterances get more zeros.
+        longest: the most frames that the model accepts; None for any number.
     """
 
     after: int = 0
@@ -123,20 +123,20 @@ class Zeros:
 class Utterances:
     """Features and tokens of some utterances of a data directory.
 
-    `unit` is what error rates of their transcripts count. `hidden` gives what frozen layers made of
-    an utterance, by its index, where that is kept.
+    `unit` is what error rates of their transcripts count. `hidden` returns the frozen layers'
+    output for an utterance, by its index, if such outputs are kept.
 
     Args:
         data: a data directory with `feats_scp` and `text`.
         names: the utterances, usually those of one client.
         tokenizer: turns transcripts into token ids.
         batch_bins: the largest size of a batch, padding included, in frames x bins.
-        zeros: what follows each.
+        zeros: appended to each.
         labelled: whether every utterance needs a transcript.
         seals: of arks that clients wrote, see `FeatureReader`.
 
     Attributes:
-        keep: whether the features stay in memory after they were read once.
+        keep: whether the features stay in memory once they are read.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Utterances:
         languages = data.others.get(UTT2LANG, {})
         spoken = {name: languages[name] for name in self.names if name in languages}
         self.unit = unit_of(spoken, data.path / UTT2LANG)
-        # Of a model with a decoder: what it begins with.
+        # Prompts, for a model with a decoder.
         self._prompts = (
             [tokenizer.prompt(spoken.get(name)) for name in self.names]
             if isinstance(tokenizer, WhisperTokens)
@@ -171,9 +171,9 @@ class Utterances:
         self._client, self.clients = _numbered(owners), sorted(set(owners))
         self.speakers = max(self._speaker) + 1
         self._reader = FeatureReader({name: data.feats_scp[name] for name in names}, seals)
-        # Features, not audio, have frames of another length.
+        # Features that clients sent have frames of another length than audio.
         self._sent = seals is not None
-        # Of each utterance, with the zeros that follow it.
+        # Frames of each utterance, appended zeros included.
         self.frames = frames_of(self._reader, names, zeros)
         for name, frames in zip(self.names, self.frames.tolist(), strict=True):
             check_length(name, frames, zeros.longest, data.path / "feats.scp")
@@ -190,8 +190,8 @@ class Utterances:
         """Group indices of utterances of similar length into batches.
 
         Args:
-            generator: shuffles the batches, and blurs the lengths by a few per cent so that an
-                utterance meets others in every epoch; None keeps the order of length.
+            generator: shuffles the batches, and blurs the lengths by a few per cent so that batches
+                differ between epochs; None keeps the order of length.
         """
         lengths = self.frames.astype(float)
         if generator is not None:
@@ -211,8 +211,8 @@ class Utterances:
     def load(self, indices: Sequence[int]) -> Batch:
         """Read and pad one batch: `speech` (B, T, D) zero-padded, `text` (B, L) padded with -1.
 
-        `speakers` and `clients` (B,) are numbers from 0 among those of these utterances. What is
-        kept of frozen layers comes as `hidden` in place of `speech`.
+        `speakers` and `clients` (B,) number those of these utterances from 0. Kept outputs of
+        frozen layers come as `hidden` in place of `speech`.
         """
         if self.hidden:
             features = [torch.from_numpy(self.hidden(index)) for index in indices]
@@ -235,7 +235,7 @@ class Utterances:
         return batch
 
     def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:
-        """Yield the batches on `device`, the next one being read while one is worked on."""
+        """Yield the batches on `device`, reading ahead while one is processed."""
         if self.keep and device.type == "cpu":
             for indices in batches:
                 yield self.load(indices)
@@ -272,18 +272,18 @@ class Utterances:
 
     @property
     def bytes(self) -> int:
-        """The size of the features in memory; what is kept on disk stays there."""
+        """Return the size of the features in memory; 0 for outputs that are kept on disk."""
         if self.hidden:
             return 0
         return int(self.frames.sum()) * self._bins * 4
 
     def audio(self, index: int) -> np.ndarray:
-        """An utterance's features, also where what frozen layers make of them is kept."""
+        """Return an utterance's features, even if frozen layers' outputs are kept."""
         found: np.ndarray = self._padded([index])[0].numpy()
         return found
 
     def _padded(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        """Features with the zeros that follow them."""
+        """Return features with the appended zeros."""
         return [
             torch.nn.functional.pad(matrix, (0, 0, 0, int(self.frames[index]) - len(matrix)))
             for index, matrix in zip(indices, self._read(indices), strict=True)
@@ -300,14 +300,14 @@ class Utterances:
 
 
 def frames_of(reader: FeatureReader, names: Sequence[str], zeros: Zeros) -> np.ndarray:
-    """How many frames utterances have, with the zeros that follow them."""
+    """Return the numbers of frames of utterances, appended zeros included."""
     recorded = np.array([reader.num_frames(name) for name in names])
     found: np.ndarray = np.maximum(recorded + zeros.after, zeros.shortest)
     return found
 
 
 def _numbered(owners: Iterable[str]) -> list[int]:
-    """Each owner's number from 0, in the order of their names."""
+    """Return each owner's number from 0, in the order of their names."""
     owners = list(owners)
     numbers = {owner: number for number, owner in enumerate(sorted(set(owners)))}
     return [numbers[owner] for owner in owners]
@@ -318,10 +318,10 @@ class UtteranceBatches:
 
     Args:
         data: the utterances.
-        epochs: how often each comes.
-        accum_grad: batches of a step.
+        epochs: the number of epochs.
+        accum_grad: batches per step.
         device: where the batches go.
-        key: (seed, ...) of everything random.
+        key: (seed, ...) for all random numbers.
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class UtteranceBatches:
         self._data, self._device = data, device
 
     def stream(self, first: int) -> Iterator[list[Batch]]:
-        """The batches of each step from number `first`."""
+        """Yield the batches of each step, from step `first` on."""
         groups = self._groups[first:]
         batches = self._data.stream([batch for group in groups for batch in group], self._device)
         for group in groups:
@@ -355,11 +355,11 @@ class UtteranceSource(Source):
 
     Args:
         data: the utterances.
-        key: (seed, round, name) of everything random; the name is the client's, or "server".
+        key: (seed, round, name) for all random numbers; the name is the client's, or "server".
         training: the options.
-        epochs: that a client trains in a round.
+        epochs: a client's epochs in a round.
         device: where the batches go.
-        received: whether the data are features that clients have sent.
+        received: whether the data is features that clients have sent.
     """
 
     def __init__(
@@ -378,7 +378,7 @@ class UtteranceSource(Source):
     def batches(
         self, epochs: int | None, steps: int | Sequence[int] | None, purpose: str
     ) -> UtteranceBatches:
-        """Batches of some epochs, by default those of a round."""
+        """Return the batches of some epochs, by default those of a round."""
         if steps is not None:
             raise NotImplementedError("utterances are trained on for epochs, not steps")
         key: Key = self._key if purpose == "train" else (*self._key, purpose)
@@ -387,10 +387,10 @@ class UtteranceSource(Source):
 
     @property
     def secret(self) -> bytes:
-        """The first utterance's audio."""
+        """Return the first utterance's features as bytes."""
         return self.data.audio(0).tobytes()
 
     def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
-        """One utterance at a time: what is sent must not depend on a batch's shape, by no bit."""
+        """Yield single utterances: not one bit of what is sent may depend on a batch's shape."""
         plan = [[index] for index in order]
         return zip(plan, self.data.stream(plan, self._device), strict=True)

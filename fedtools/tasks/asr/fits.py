@@ -1,4 +1,4 @@
-"""Whether features are what a pretrained model takes: of its kind, and not too long."""
+"""Checks that features fit a pretrained model: their kind and their length."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 
-# Frames of a second of log_mel, and more than the largest difference of two of its values.
+# Frames per second of log_mel, and a bound on the range of its values.
 _SECOND, _RANGE = 100, 2.01
 
 
 def check_kind(reader: FeatureReader, name: str, wanted: str | None, path: Path) -> None:
-    """Fail unless the features of an utterance are of the kind that a model takes.
+    """Raise a `UserError` unless an utterance's features are of the kind that a model takes.
 
-    Whisper's are told by what others have not: whole seconds of frames, and values that lie no more
-    than 2 apart, since what is 80 dB below the loudest is cut off.
+    Whisper's features are recognised by two properties that others lack: they have whole seconds of
+    frames, and a range of at most 2, since values are clipped at 80 dB below the loudest.
 
     Args:
         reader: of the features.
         name: of the utterance.
-        wanted: "log_mel", "wave", or None: neither.
-        path: the table that has them, for messages.
+        wanted: "log_mel", "wave", or None for neither.
+        path: the table that lists them, for messages.
     """
     frames, size = reader.shape(name)
     found = "wave" if size == 1 else "fbank or mfcc"
@@ -37,12 +37,12 @@ def check_kind(reader: FeatureReader, name: str, wanted: str | None, path: Path)
 
 
 def check_lengths(path: Path, kind: str | None, longest: int | None) -> None:
-    """Fail unless a model accepts all utterances of a data directory.
+    """Raise a `UserError` unless a model accepts all utterances of a data directory.
 
     Args:
         path: the data directory.
-        kind: as of `check_kind`.
-        longest: the most frames of an utterance; None: any number.
+        kind: see `wanted` of `check_kind`.
+        longest: the most frames of an utterance; None for any number.
     """
     if kind != "log_mel":
         return
@@ -52,14 +52,14 @@ def check_lengths(path: Path, kind: str | None, longest: int | None) -> None:
     for name in data.utterances:
         frames = reader.num_frames(name)
         if frames % _SECOND:
-            problem = f"{frames} frames of {name!r} are no whole seconds, so not log_mel"
+            problem = f"{frames} frames of {name!r} are not whole seconds, so not log_mel"
             remedy = "extract them with --kind log_mel"
             raise UserError(problem, path=path / "feats.scp", remedy=remedy)
         check_length(name, frames, longest, path / "feats.scp")
 
 
 def check_length(name: str, frames: int, longest: int | None, path: Path) -> None:
-    """Fail, naming an utterance, if it has more frames than a model accepts."""
+    """Raise a `UserError` that names an utterance if it has more frames than a model accepts."""
     if longest is not None and frames > longest:
         problem = f"{frames} frames of {name!r}, the model accepts {longest}"
         remedy = "cut it by segments, or leave it out"

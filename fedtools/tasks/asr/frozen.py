@@ -1,4 +1,4 @@
-"""Utterances whose way through the frozen layers of a pretrained model is computed once."""
+"""Outputs of a pretrained model's frozen layers for utterances, computed once and kept."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from fedtools.tasks.frozen import FrozenOutputs, check_size
 def keep_hidden(
     frozen: FrozenOutputs, split: str, client: str, data: Utterances, models: AsrModels
 ) -> None:
-    """Let utterances be read as what the frozen layers make of them, computed if need be.
+    """Make utterances load as the frozen layers' outputs, which are computed if they are missing.
 
     Args:
-        client: whose utterances these are, or `ALL`.
+        client: the client of the utterances, or `ALL`.
     """
-    # Of `PretrainedCtc` or `Whisper`.
+    # A `PretrainedCtc` or `Whisper`.
     model: Any = models.build()
     encoder, depth = model.encoder, model.depth
     edges = [0, *np.cumsum(encoder.positions(data.frames)).tolist()]
 
     @torch.no_grad()
     def parts() -> Iterator[tuple[int, np.ndarray]]:
-        # In an order of these utterances alone: whoever computes them, they are the same.
+        # The batches depend on these utterances alone, so every process computes the same outputs.
         for indices in data.batches():
             batch = data.load(indices)
             speech = batch["speech"].to(models.device)
@@ -50,7 +50,7 @@ def keep_hidden(
 
 
 def check_frozen(new: NewExperiment[Method], model: Any, training: UtteranceTraining) -> None:
-    """Refuse to keep outputs of a model's frozen layers where there are too many."""
+    """Raise a `UserError` if the kept outputs of a model's frozen layers would be too large."""
     if getattr(model, "depth", None) is None:
         return
     zeros, rows = Zeros(training.end_frames, shortest_input(model)), {}

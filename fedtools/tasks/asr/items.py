@@ -1,4 +1,4 @@
-"""The utterances of an experiment one by one, for attacks that ask whose they are, or what."""
+"""Single utterances of an experiment, for attacks that infer their owner or content."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fedtools.tasks.base import Items
 
 
 class Single:
-    """Utterances of a data directory, each by its name.
+    """Utterances of a data directory, accessed by name.
 
     Args:
-        data: the data directory, with transcripts whatever training reads.
-        owners: utterance -> its client; "" of one on which nobody trains.
-        corpus, models, tokenizer: of the task whose models hear them.
-        epochs: of a client in a round.
+        data: the data directory, with transcripts even if training reads none.
+        owners: utterance -> its client; "" if no client trains on it.
+        corpus, models, tokenizer: of the task under attack.
+        epochs: a client's epochs in a round.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Single:
         self._places = {name: index for index, name in enumerate(self._audio.names)}
 
     def items(self) -> Items:
-        """What tasks tell of them."""
+        """Return the utterances as `Items`."""
         audio, names = self._audio, self._audio.names
         return Items(
             {name: self._owners[name] for name in names},
@@ -88,8 +88,9 @@ class Single:
         """See `Items`; the search is greedy."""
         batch, unit = self._with([name], [speech]), self._audio.unit
         (tokens,) = self._models.transcribe(model, outputs(model, batch), batch)
-        said = unit.cut(self._audio.texts[self._places[name]])
-        return count_errors(said, unit.cut(self._tokenizer.decode(tokens))).errors, len(said)
+        reference = unit.cut(self._audio.texts[self._places[name]])
+        hypothesis = unit.cut(self._tokenizer.decode(tokens))
+        return count_errors(reference, hypothesis).errors, len(reference)
 
     def source(self, names: Sequence[str], client: str, number: int, seed: int) -> UtteranceSource:
         """See `Items`."""
@@ -102,7 +103,7 @@ class Single:
         return Batch({key: value.to(self._models.device) for key, value in loaded.items()})
 
     def _with(self, names: Sequence[str], inputs: Sequence[Tensor]) -> Batch:
-        """A batch of other inputs in place of the utterances' own."""
+        """Return a batch with other inputs in place of the utterances' own."""
         batch = self._batch(names)
         batch["speech"] = nn.utils.rnn.pad_sequence(list(inputs), batch_first=True)
         batch["speech_lengths"] = torch.tensor([len(one) for one in inputs])

@@ -1,6 +1,6 @@
 """One training over the data of all clients, with an extractor for each and one classifier.
 
-What DecoupleFL would be if nothing had to stay at a client: Zhu et al. 2022, table 4, "- decouple".
+This is DecoupleFL if data did not have to stay at clients: Zhu et al. 2022, table 4, "- decouple".
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fedtools.tasks.asr.data import Batch
 
 
 class Joint(nn.Module):
-    """Models that have all but their extractors in common.
+    """Models that share all parameters but those of their extractors.
 
     Args:
-        models: one for each client; the first one's classifier becomes everybody's.
+        models: one for each client; the first one's classifier becomes the shared one.
         shared: the names of parameters and buffers of the classifier.
         cut: where the extractors end.
     """
@@ -37,13 +37,13 @@ class Joint(nn.Module):
                 setattr(model.get_submodule(path), last, own)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What `fedtools.models.asr.outputs` gives; `clients` says whose utterances these are."""
+        """Return what `fedtools.models.asr.outputs` does; `clients` selects the extractors."""
         parts = []
         owners = batch["clients"]
         for client in torch.unique(owners).tolist():
             rows = (owners == client).nonzero()[:, 0]
             lengths = batch["speech_lengths"][rows]
-            # What frozen layers made of speech, where that is kept.
+            # Kept outputs of frozen layers take the place of speech.
             kind = "hidden" if "hidden" in batch else "speech"
             speech = batch[kind][rows, : int(lengths.max())]
             part = {kind: speech, "speech_lengths": lengths}
@@ -59,7 +59,7 @@ class Joint(nn.Module):
 
     @property
     def criterion(self) -> Criterion:
-        """Of what all have in common."""
+        """Return the shared criterion."""
         first: Any = self.models[0]
         found: Criterion = first.criterion
         return found

@@ -1,4 +1,4 @@
-"""What training of speech recognition minimises: CTC on transcripts, or on a teacher's labels."""
+"""Training objectives of speech recognition: CTC on transcripts, or on a teacher's labels."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ Transcribe = Callable[[tuple[Tensor, Tensor], Batch], list[list[int]]]
 Posteriors = Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
 
 
-# Of a label that repeats itself: so many tokens, of which so few in three are new.
+# A label repeats itself if it has at least this many tokens, and fewer of its trigrams are distinct
+# than this share.
 _LONG, _NEW = 12, 0.5
 
 
 def greedy_labels(found: tuple[Tensor, Tensor], batch: Batch) -> list[list[int]]:
-    """Read CTC's best path of each utterance."""
+    """Return the tokens of CTC's best path for each utterance."""
     log_probs, lengths = found
     return greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
 
 
 def loops(tokens: Sequence[int]) -> bool:
-    """Return whether tokens repeat themselves: of each three in a row, few are met once."""
+    """Return whether tokens repeat themselves, that is, few of their trigrams are distinct."""
     triples = list(zip(tokens, tokens[1:], tokens[2:], strict=False))
     return len(tokens) >= _LONG and len(set(triples)) < _NEW * len(triples)
 
@@ -48,7 +49,7 @@ class Transcripts(Objective):
         self.posteriors = posteriors
 
     def _loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss of a batch's utterances, nats, (1,)."""
+        """Return the mean loss of a batch's utterances, nats, (1,)."""
         batch = self.labelled(batch)
         return losses(model, *self.posteriors(model, batch), batch).mean()[None]
 
@@ -61,14 +62,14 @@ class ContinuousLabels(Transcripts):
 
     Args:
         student: the model that is trained.
-        teacher: another model of the same kind, with what the student begins with.
+        teacher: another model of the same kind, with the student's initial parameters.
         decay: alpha of equation 7.
-        keep: whether the teacher lives on from round to round; otherwise each round begins with
-            a new one.
-        posteriors: as of `Transcripts`.
-        transcribe: what the posteriors and the batch say: the tokens of each utterance.
-        drops: whether an utterance is left out whose label is empty or repeats itself, which a
-            decoder writes that has lost its way.
+        keep: whether the teacher is kept from round to round; otherwise each round begins with a
+            new one.
+        posteriors: see `Transcripts`.
+        transcribe: returns the tokens of each utterance from the posteriors and the batch.
+        drops: whether utterances are left out whose label is empty or repeats itself, as labels of
+            a decoder that has lost its way do.
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class ContinuousLabels(Transcripts):
     ):
         super().__init__(posteriors)
         self.keep, self._transcribe, self._drops = keep, transcribe, drops
-        # Client -> utterances since the round began, and those for which the teacher had no label.
+        # Client -> utterances since the round began, and how many of them got no label.
         self._labels: dict[int, list[int]] = {}
         self._teacher, self._decay = teacher.eval().requires_grad_(False), decay
         kept, new = teacher.state_dict(), student.state_dict()
-        # Each once: models of several clients have tensors in common.
+        # Each tensor once: models of several clients share tensors.
         places = {value.data_ptr(): name for name, value in kept.items()}
         floats = [name for name in places.values() if kept[name].is_floating_point()]
         self._pairs = [kept[name] for name in floats], [new[name] for name in floats]
@@ -96,13 +97,13 @@ class ContinuousLabels(Transcripts):
         with torch.no_grad():
             log_probs, lengths = self.posteriors(self._teacher, batch)
         device = log_probs.device
-        # A model that diverges is told by its loss; until then any label will do.
+        # A model that diverges is detected by its loss; until then any label will do.
         labels = self._transcribe((log_probs.nan_to_num(), lengths), batch)
         lost = [not label or (self._drops and loops(label)) for label in labels]
         for client, without in zip(batch["clients"].tolist(), lost, strict=True):
-            said = self._labels.setdefault(client, [0, 0])
-            said[0] += 1
-            said[1] += without
+            seen = self._labels.setdefault(client, [0, 0])
+            seen[0] += 1
+            seen[1] += without
         if self._drops and not all(lost):
             kept = [row for row, without in enumerate(lost) if not without]
             batch = Batch({name: value[kept] for name, value in batch.items()})

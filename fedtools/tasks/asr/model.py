@@ -48,11 +48,11 @@ class AsrModels(Models):
     """Models of one experiment; see `fedtools.client.unit.Models`.
 
     Args:
-        experiment: opened.
+        experiment: the opened experiment.
         method: of the experiment.
         training: the options.
-        tokenizer: whose tokens are the models' outputs.
-        device: where models lie.
+        tokenizer: has the tokens that the models output.
+        device: of the models.
     """
 
     training: UtteranceTraining
@@ -74,13 +74,13 @@ class AsrModels(Models):
         self._joint: dict[str, Joint] = {}
 
     def build(self, clients: int = 1, use: str = "") -> nn.Module:
-        """A model, made once for each use."""
+        """Return a model, built once for each use."""
         if use not in self._built:
             self._built[use] = self._new()
         return self._built[use]
 
     def joint(self, clients: int, use: str = "") -> Joint:
-        """The models of all clients, which have what is shared in common."""
+        """Return the models of all clients, which share the federation's shared tensors."""
         if use not in self._joint:
             parameters = {name for name, _ in self.build().named_parameters()}
             kinds = self._method.kinds(parameters, spec_of(self.build().state_dict()))
@@ -101,12 +101,12 @@ class AsrModels(Models):
         return read_lattice(self._path if there else None, len(self._tokens))
 
     def tensors(self, model: nn.Module, client: int = 0) -> dict[str, Tensor]:
-        """Those of a model, or of a client's model of a `Joint`."""
+        """Return the tensors of a model, or of a client's model in a `Joint`."""
         own = model.models[client] if isinstance(model, Joint) else model
         return own.state_dict()
 
     def cut(self) -> Cut:
-        """Where the personal extractor ends."""
+        """Return where the personal extractor ends."""
         return self._cut
 
     @cached_property
@@ -116,9 +116,9 @@ class AsrModels(Models):
         return cut_above(self.build(), extractor, self._config, where)
 
     def objective(self, model: nn.Module, source: UtteranceSource) -> Transcripts:
-        """CTC on labels that the data have, if these are wanted, otherwise on a teacher's."""
+        """Return the objective on the data's labels if the options ask for them, or a teacher's."""
         training, posteriors = self.training, self._posteriors(model, source)
-        # Of features that clients sent, whatever `server_labels` asks for.
+        # Labels of features that clients sent are already those that `server_labels` asks for.
         if source.data.labelled and (source.received or training.labels == "transcripts"):
             return Transcripts(posteriors)
         if isinstance(model, Joint):
@@ -129,7 +129,7 @@ class AsrModels(Models):
         labels = partial(self.transcribe, teacher), is_seq2seq(self._config)
         decay, keep = training.decay, training.keep_teacher
         if training.decay_per == "epoch":
-            # By the order of length: shuffled, an epoch may have a batch more or less.
+            # Batches in order of length: shuffled, an epoch may have a batch more or less.
             decay **= 1 / -(-len(source.data.batches()) // training.accum_grad)
         return ContinuousLabels(model, teacher, decay, keep, posteriors, *labels)
 
@@ -141,7 +141,7 @@ class AsrModels(Models):
     def transcribe(
         self, model: nn.Module, found: tuple[Tensor, Tensor], batch: Batch
     ) -> list[list[int]]:
-        """The best tokens of each utterance, of what `outputs` gave."""
+        """Return the best tokens of each utterance, given what `outputs` returned."""
         values, lengths = found
         if is_seq2seq(self._config):
             return [best[0][0] for best in generate(model, found, batch, Generation(beam=1))]
@@ -149,19 +149,19 @@ class AsrModels(Models):
         return greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
 
     def represent(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What the encoder makes of a batch, and numbers of frames."""
+        """Return the encoder's output for a batch, and numbers of frames."""
         return represent(model, batch)
 
     def classify(self, model: nn.Module, features: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """What the criterion is of, and numbers of frames."""
+        """Return the criterion's input, and numbers of frames."""
         return classify(model, features[0]), features[1]
 
     def loss_of(self, found: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
-        """The mean loss of a batch's utterances, nats, (1,)."""
+        """Return the mean loss of a batch's utterances, nats, (1,)."""
         return losses(self.build(), *found, batch).mean()[None]
 
     def vectors(self, features: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean and deviation over each utterance's frames, (1, B, 2 D), and equal weights."""
+        """Return mean and deviation of each utterance's frames, (1, B, 2 D), and equal weights."""
         vectors = pooled(*features)[None]
         return vectors, vectors.new_full(vectors.shape[:2], 1 / vectors.shape[1])
 
@@ -169,9 +169,9 @@ class AsrModels(Models):
 def generate(
     model: Any, found: tuple[Tensor, Tensor], batch: Batch, options: Generation
 ) -> list[list[tuple[list[int], float]]]:
-    """What Whisper's decoder writes of each utterance, see `Whisper.generate`."""
+    """Return Whisper's hypotheses for each utterance, see `Whisper.generate`."""
     values, lengths = found
-    # Features that a client sent come without.
+    # Features that a client sent come without their duration.
     seconds = batch.get("seconds", lengths / POSITIONS_PER_SECOND)
     rows = zip(values, lengths.tolist(), batch["prompt"], seconds.tolist(), strict=True)
     return [
@@ -181,14 +181,14 @@ def generate(
 
 
 def open_tokens(folder: Path, model: Mapping[str, Any]) -> Tokenizer | WhisperTokens:
-    """The tokens in a folder, of the kind that a model writes."""
+    """Read the tokens in a folder, of the kind that a model outputs."""
     if is_seq2seq(model):
         return WhisperTokens.load(folder, model.get("language"))
     return Tokenizer.load(folder)
 
 
 def posteriors_of_features(cut: Cut, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """What the classifier makes of features, of which as much is masked in training as of audio."""
+    """Return the classifier's output for features, masked in training as much as audio is."""
     features, lengths = batch["speech"], batch["speech_lengths"]
     if model.training and isinstance(model.specaug, nn.Module):
         masks = scaled(model.specaug, cut.step, cut.share * cut.step)
@@ -197,16 +197,16 @@ def posteriors_of_features(cut: Cut, model: nn.Module, batch: Batch) -> tuple[Te
 
 
 def read_lattice(folder: Path | None, tokens: int) -> Lattice | None:
-    """The denominator of LF-MMI in a folder; None without one."""
+    """Read the denominator of LF-MMI in a folder; return None without a folder."""
     return Lattice(load_denominator(folder / FILE, tokens), tokens) if folder else None
 
 
 def cut_above(
     model: nn.Module, extractor: Collection[str], config: Mapping[str, Any], where: str | Path
 ) -> Cut:
-    """The cut above a method's personal parameters."""
+    """Return the cut above a method's personal parameters."""
     if isinstance(model.criterion, LatticeFree):
-        raise UserError("a model of criterion lfmmi is not cut in two", path=where)
+        raise UserError("a model of criterion lfmmi cannot be cut in two", path=where)
     try:
         return Cut.above(model, extractor, input_size_of(config))
     except ValueError as error:

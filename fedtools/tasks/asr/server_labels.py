@@ -1,11 +1,11 @@
 """Labels of features that clients have sent, made once by the server's own search.
 
-    EXP/server/labels/<client>.<key>   Kaldi's text: what was sent, and the words heard in it
+    EXP/server/labels/<client>.<key>   Kaldi's text: sent utterances, and the words recognised
 
-The classifier of the round in which they were sent, and a beam search with the experiment's n-gram
-(of Whisper its own decoder), hear one utterance at a time. The key is a hash of all that the words
-depend on. The files may be removed while nothing runs: what is missing is made again, with the same
-words; a reset leaves them.
+One utterance at a time goes through the classifier of the round in which it was sent, and a beam
+search with the experiment's n-gram (with Whisper, its own decoder). The key is a hash of all that
+the words depend on. The files may be removed while nothing runs: missing ones are made again, with
+the same words. A reset leaves them.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from fedtools.tasks.asr.model import AsrModels, generate, posteriors_of_features
 from fedtools.tasks.base import NewExperiment
 
 _FOLDER, _DIGITS = "labels", 16
-# Another number where other words are made.
+# To be raised by changes that make other words.
 _VERSION = 1
-# What the classifier makes of an utterance, and its batch, to hypotheses, the best one first.
+# (the classifier's output for an utterance, its batch) -> hypotheses, the best one first.
 Hear = Callable[[tuple[Tensor, Tensor], Batch], list[Hypothesis]]
 
 
@@ -55,9 +55,9 @@ class ServerLabels:
     """The labels of an experiment's features.
 
     Args:
-        experiment: opened.
+        experiment: the opened experiment.
         models: of the task.
-        tokenizer: whose tokens are the models' outputs.
+        tokenizer: has the tokens that the models output.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class ServerLabels:
         )
 
     def of(self, number: int, client: str, data: Utterances) -> dict[str, str]:
-        """The words of what a client sent in a round, utterance -> text; none where none was heard.
+        """Return the labels of a client's features in a round, utterance -> text, no empty ones.
 
         Args:
-            data: what it sent.
+            data: the features.
         """
         path = self._path(number, client, data)
         if not path.exists():
@@ -86,17 +86,18 @@ class ServerLabels:
         found = read_table(path, values="optional")
         if found.keys() != set(data.names):
             remedy = "remove it, and run the same command again"
-            raise UserError("not the labels of what was sent", path=path, remedy=remedy)
+            problem = "not the labels of the features that were sent"
+            raise UserError(problem, path=path, remedy=remedy)
         if empty := sum(not text for text in found.values()):
-            said = f"{empty} of {len(found)} labels are empty: left out"
-            print(f"round {number}, {client}: {said}", file=sys.stderr)
+            effect = f"{empty} of {len(found)} labels are empty: left out"
+            print(f"round {number}, {client}: {effect}", file=sys.stderr)
         return {name: text for name, text in found.items() if text}
 
     def _path(self, number: int, client: str, data: Utterances) -> Path:
         folder, begun = self._experiment.round(number), sorted(self._experiment.sums.items())
         sent = [folder.sums().get(path.name) for path in feature_paths(folder.path, client)]
-        said = [_VERSION, begun, folder.recorded_base(), sent, sorted(data.names)]
-        key = hashlib.sha256(repr(said).encode()).hexdigest()[:_DIGITS]
+        inputs = [_VERSION, begun, folder.recorded_base(), sent, sorted(data.names)]
+        key = hashlib.sha256(repr(inputs).encode()).hexdigest()[:_DIGITS]
         return self._experiment.path / "server" / _FOLDER / f"{client}.{key}"
 
     def _heard(self, number: int, client: str, data: Utterances) -> dict[str, str]:
@@ -104,7 +105,7 @@ class ServerLabels:
         state = load_state(self._experiment.init) | self._experiment.round(number).shared_state()
         load_model(model.state_dict(), state)
         lists, singles = dict[str, list[Hypothesis]](), [[index] for index in range(len(data))]
-        bar = Count(f"label what {client} sent", len(data), "utterances")
+        bar = Count(f"label features of {client}", len(data), "utterances")
         with bar, torch.no_grad(), self._training.settings(threads=1):
             stream = data.stream(singles, next(model.parameters()).device)
             for name, batch in zip(data.names, stream, strict=True):
@@ -132,7 +133,7 @@ class ServerLabels:
         return search
 
     def _weights(self) -> dict[str, float]:
-        """What lists are re-ranked by; nothing where their own order stays."""
+        """Return the weights for re-ranking lists; {} if they keep their own order."""
         path = self._experiment.path / SERVER_WEIGHTS
         if SERVER_WEIGHTS not in self._experiment.sums:
             return {}
@@ -142,19 +143,19 @@ class ServerLabels:
 def check_server_labels(
     new: NewExperiment[Method], training: UtteranceTraining, tokenizer: Tokenizer | WhisperTokens
 ) -> None:
-    """Fail with a `UserError` unless an experiment can have the labels that its options ask for.
+    """Raise a `UserError` unless an experiment can have the labels that its options ask for.
 
-    N-gram and tokens that do not belong together are told now, not after stage 1.
+    An n-gram that does not fit the tokens is reported now, not after stage 1.
     """
     kind, where = training.server_labels, f"{new.where}: training"
     phases = map(new.method.phase, range(1, (new.method.rounds or new.options.rounds) + 1))
     if kind != "continuous" and not any(phase.on_features for phase in phases):
-        problem = "is of methods whose server trains on features that clients send"
+        problem = "needs a method whose server trains on features that clients send"
         raise option_error(f"server_labels: {kind} {problem}", where, "server_labels", kind)
     searched, decoder = kind == "beam", isinstance(tokenizer, WhisperTokens)
     for name in {"lm", "weights"} & new.assets.keys():
         if not searched or decoder:
-            why = "whose decoder has words of its own" if searched else f"of server_labels: {kind}"
+            why = "with a model that has a decoder" if searched else f"with server_labels: {kind}"
             remedy = f"leave out --asset {name}"
             raise UserError(f"asset {name} has no use {why}", path=new.where, remedy=remedy)
     if not searched:
@@ -163,7 +164,7 @@ def check_server_labels(
         _generation(training, where)
     elif "lm" not in new.assets:
         remedy = "give --asset lm=FOLDER, made by fedtools train-lm"
-        raise UserError("server_labels: beam wants an n-gram", path=new.where, remedy=remedy)
+        raise UserError("server_labels: beam needs an n-gram", path=new.where, remedy=remedy)
     else:
         assert isinstance(tokenizer, Tokenizer)
         CtcBeamDecoder.load(tokenizer, new.assets["lm"], _beam(training, where))

@@ -76,7 +76,7 @@ class AsrTask(Task[Method]):
         new, base = split_base(new)
         model = build_model(options.model, units, f"{where}: model", lattice, base)
         if lattice and training.labels != "transcripts":
-            problem = f"labels: {training.labels} are of models of criterion ctc"
+            problem = f"labels: {training.labels} needs a model of criterion ctc"
             raise UserError(problem, path=f"{where}: training")
         read_data(new.data["train"], options.model)
         for split, folder in new.data.items():
@@ -101,7 +101,7 @@ class AsrTask(Task[Method]):
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> UtteranceSource:
         for client in clients if phase.may_lack else ():
             if archive := missing_archive(self.corpus.read("train", True), client):
-                raise Gone(f"its {archive.name} is gone")
+                raise Gone(f"its {archive.name} is missing")
         received = not clients and bool(phase.on_features)
         if received:
             data = self.corpus.sent(phase.on_features)
@@ -130,7 +130,7 @@ class AsrTask(Task[Method]):
     @as_configured
     @torch.no_grad()
     def measured(self, data: Utterances) -> dict[str, object]:
-        """The model's mean loss on some utterances, nats per utterance, and greedy WER, %.
+        """Return the model's mean loss on some utterances, nats per utterance, and greedy WER, %.
 
         Words are characters where the language is written without spaces, see `Utterances.unit`.
         """
@@ -158,7 +158,7 @@ class AsrTask(Task[Method]):
         }
 
     def speakers(self) -> dict[str, str]:
-        """Client -> its speaker, of those clients that have one."""
+        """Return client -> its speaker, for clients with a single speaker."""
         data = self.corpus.read("train")
         people = dict(zip(data.utterances, speakers_of(data, data.utterances), strict=True))
         found = {}
@@ -169,9 +169,9 @@ class AsrTask(Task[Method]):
         return found
 
     def items(self, held: Sequence[str] = ()) -> Items:
-        """The training utterances, with their transcripts whatever training reads.
+        """Return the training utterances, with their transcripts even if training reads none.
 
-        Those of the splits `held` that are none of them come behind.
+        Utterances of the splits `held` that are not among them follow as held-out ones.
         """
         data = self.corpus.read_folder(self.data_path("train"), "text")
         owners = dict(data.utt2client)
@@ -183,7 +183,7 @@ class AsrTask(Task[Method]):
         return Single(data, owners, *known, self.method.local_epochs).items()
 
     def indicator(self, folder: Path, at_once: int) -> Indicator:
-        """Utterances one at a time: there is no padding, and frames are enough for a CPU."""
+        """Return utterances one at a time: without padding, and long enough to keep a CPU busy."""
         data, train = self.corpus.read_folder(folder), self.corpus.read("train")
         audio = self.corpus.gather(data, data.utterances, labelled=False)
 

@@ -20,7 +20,7 @@ from fedtools.models.clip_batch import ClipBatch
 from fedtools.tasks.frozen import FrozenOutputs
 
 _CLIPS_IN_CACHE = 32
-# Clips whose plain features are made together.
+# Clips per batch where unaugmented features are computed.
 _AT_ONCE = 256
 
 
@@ -29,10 +29,10 @@ class ClipFeatures:
 
     Args:
         clips: all of them.
-        front: makes features of waveforms, see `fedtools.audio.front_end`.
-        device: where both lie.
-        keep: where outputs of frozen layers, which `front` then makes, are kept; as of
-            `FrozenOutputs.make` without its first argument.
+        front: computes features from waveforms, see `fedtools.audio.front_end`.
+        device: of features and `front`.
+        keep: keeps outputs of frozen layers, which `front` then computes: `FrozenOutputs.make`
+            without its first argument.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class ClipFeatures:
         self._front = front.to(device)
         self._labels = torch.from_numpy(clips.labels)
         self._noise = torch.from_numpy(np.array(clips.noise)).to(device)
-        # On a GPU all waveforms lie there; elsewhere the file is read where it is needed.
+        # A GPU holds all waveforms; a CPU reads them from the file when they are needed.
         on_gpu = device.type == "cuda"
         self._waves = torch.from_numpy(np.array(clips.waves)).to(device) if on_gpu else None
 
     def batch(self, rows: Sequence[slice], plans: Sequence[Plan], step: int) -> ClipBatch:
-        """One step's batch of several clients, smaller ones padded with clips of weight 0."""
+        """Return one step's batch of several clients, padded with clips of weight 0."""
         widths = [one.clips.shape[1] for one in plans]
         width = max(widths)
         index = np.zeros((len(plans), width), np.int64)
@@ -82,12 +82,12 @@ class ClipFeatures:
         return ClipBatch(mfcc, labels, weight, (weight > 0).float() if ragged else None)
 
     def plain(self, rows: slice) -> Tensor:
-        """Features of some clips as they are, (clips, frames, values)."""
+        """Return unaugmented features of some clips, (clips, frames, values)."""
         index = np.arange(rows.start, rows.stop)
         return self._made(self._gather(index).float())
 
     def kept(self, rows: slice) -> Tensor:
-        """What `plain` gives of a client's clips, or of all, as it is kept on disk."""
+        """Return `plain` features of a client's clips, or of all, as they are kept on disk."""
         assert self._keep
         count, ends = rows.stop - rows.start, (rows.start, rows.stop)
         if ends not in self._places:
@@ -135,11 +135,11 @@ class ClipCorpus:
     """The clips of an experiment's splits, and of other folders.
 
     Args:
-        path_of: a split to its folder.
+        path_of: split -> its folder.
         classes: of the experiment.
-        samples: of a clip.
-        front: makes features of waveforms.
-        device: where features are made.
+        samples: the number of samples in a clip.
+        front: computes features from waveforms.
+        device: where features are computed.
         training: the options of the experiment; kept as an attribute.
         frozen: keeps outputs of frozen layers, where these are the features.
     """
@@ -161,7 +161,7 @@ class ClipCorpus:
         self._plain: dict[str, Tensor] = {}
 
     def features(self, split: str) -> ClipFeatures:
-        """The clips of a split, read when they are first needed."""
+        """Return the clips of a split, read on first use."""
         if split not in self._features:
             clips = self.read_clips(self._path_of(split))
             if clips.classes != self._classes:
@@ -173,22 +173,22 @@ class ClipCorpus:
         return self._features[split]
 
     def gather(self, clips: Clips) -> ClipFeatures:
-        """Features of any clips."""
+        """Return features of any clips."""
         return ClipFeatures(clips, self._front, self._device)
 
     @torch.no_grad()
     def made(self, waves: Tensor) -> Tensor:
-        """Features of waveforms as long as clips, (..., samples), in the range of 16 bits."""
+        """Return features of waveforms as long as clips, (..., samples), in the 16-bit range."""
         found: Tensor = self._front(waves.to(self._device))
         return found
 
     @property
     def samples(self) -> int:
-        """Of a clip."""
+        """Return the number of samples in a clip."""
         return self._samples
 
     def read_clips(self, folder: Path) -> Clips:
-        """Clips of any classes; a `UserError` if they are not as long as the experiment's."""
+        """Read clips of any classes; raise a `UserError` if they lack the experiment's length."""
         clips = Clips.read(folder)
         if clips.samples != self._samples:
             there, wanted = clips.samples / RATE, self._samples / RATE
@@ -198,9 +198,9 @@ class ClipCorpus:
         return clips
 
     def plain(self, split: str, rows: slice) -> Tensor:
-        """Features of some clips of a split as they are, (clips, frames, values).
+        """Return unaugmented features of some clips of a split, (clips, frames, values).
 
-        Where these are kept on disk, in the type in which they are, on no device.
+        Features kept on disk have the type that they were kept in, and are not on the device.
         """
         data = self.features(split)
         if self._frozen:

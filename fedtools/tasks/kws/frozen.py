@@ -1,4 +1,4 @@
-"""Clips whose way through the frozen layers of a pretrained network is computed once."""
+"""Outputs of a pretrained network's frozen layers for clips, computed once and kept."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fedtools.tasks.frozen import check_size
 
 
 class AboveFrozen(nn.Module):
-    """What a network takes whose bottom is frozen: what the bottom makes of waveforms.
+    """A front end followed by the frozen layers of a network.
 
     Args:
-        front: makes features of waveforms.
-        build: gives the network.
+        front: computes features from waveforms.
+        build: returns the network.
     """
 
     def __init__(self, front: nn.Module, build: Callable[[], Network]):
@@ -32,22 +32,22 @@ class AboveFrozen(nn.Module):
         self._front, self._build = front, build
 
     def forward(self, waves: Tensor) -> Tensor:
-        """(N, samples) -> (N, positions, D), see `PretrainedNetwork.lower`."""
+        """Map (N, samples) to (N, positions, D), see `PretrainedNetwork.lower`."""
         network = self._build()
         assert isinstance(network, PretrainedNetwork)
         return network.lower(self._front(waves))
 
 
 def check_frozen(new: NewExperiment[Method], network: Network, training: ClipTraining) -> None:
-    """Refuse to keep outputs of frozen layers where clips are augmented, or there are too many."""
+    """Raise a `UserError` if kept outputs would be of augmented clips, or too large."""
     if not isinstance(network, PretrainedNetwork) or network.depth is None:
         return
     augment, where = training.augmentation, f"{new.where}: training"
     if augment.noise_volume and augment.noise_probability:
-        problem = f"model.cache_frozen: augment.noise_volume {augment.noise_volume} is in the way"
+        problem = f"model.cache_frozen excludes augment.noise_volume {augment.noise_volume}"
         raise option_error(f"{problem}: set it to 0", where, "noise_volume")
     if augment.time_shift_ms:
-        problem = f"model.cache_frozen: augment.time_shift_ms {augment.time_shift_ms} is in the way"
+        problem = f"model.cache_frozen excludes augment.time_shift_ms {augment.time_shift_ms}"
         raise option_error(f"{problem}: set it to 0", where, "time_shift_ms")
     rows = {}
     front = AboveFrozen(front_end(*inputs_of(new.options.model)), lambda: network)

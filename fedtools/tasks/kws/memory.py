@@ -1,4 +1,4 @@
-"""What becomes of memory that tensors no longer need."""
+"""Reuse of memory that tensors have freed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _NEVER, _TOP_BYTES = 2**31 - 1, 64 << 20
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory for the next tensor, for all of this process.
+    """Make the C library keep freed memory for later tensors, in the whole process.
 
-    A step's larger tensors are otherwise given back to the system and asked for again, which
-    clears every page each time: features take three times as long, and the activations of a stack
-    up to twice. The process stays as large as its largest step. Elsewhere than with glibc it
-    does nothing.
+    Otherwise the memory of a step's larger tensors goes back to the system and is requested again,
+    which clears every page each time: features take three times as long, and the activations of a
+    stack up to twice. The process stays as large as its largest step. Without glibc this does
+    nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -27,11 +27,11 @@ class KwsModels(Models):
 
     Args:
         config: of the network.
-        classes: how many words.
-        frames: of a clip.
+        classes: the number of classes.
+        frames: the number of frames in a clip.
         training: the options.
-        where: what the options were read from.
-        device: where networks lie.
+        where: where the options were read from.
+        device: of the networks.
         base: see `build_network`.
     """
 
@@ -54,7 +54,7 @@ class KwsModels(Models):
         self._built: dict[tuple[int, str], Network] = {}
 
     def build(self, clients: int = 1, use: str = "") -> Network:
-        """A network for so many clients, made once for each use."""
+        """Return a network for the given number of clients, built once for each use."""
         if (clients, use) not in self._built:
             self._built[clients, use] = self._new(clients)
         return self._built[clients, use].requires_grad_(True)
@@ -65,42 +65,42 @@ class KwsModels(Models):
         return self._make(clients=clients).to(self.device)
 
     def tensors(self, model: nn.Module, client: int = 0) -> dict[str, Tensor]:
-        """Views of one client's parameters and buffers, without the leading dimension."""
+        """Return views of one client's parameters and buffers, without the leading dimension."""
         return tensors_of(model, client)
 
     def objective(self, model: nn.Module, source: object) -> Objective:
-        """Cross-entropy."""
+        """Return cross-entropy as the objective."""
         return Objective(cross_entropy)
 
     def represent(self, model: Network, batch: ClipBatch) -> Tensor:
-        """What the head classifies, (K, B, D)."""
+        """Return the head's input, (K, B, D)."""
         return model.features(batch.mfcc, batch.valid)
 
     def classify(self, model: Network, features: Tensor) -> Tensor:
-        """Logits, (K, B, classes)."""
+        """Return logits, (K, B, classes)."""
         logits: Tensor = model.head(features)
         return logits
 
     def loss_of(self, found: Tensor, batch: ClipBatch) -> Tensor:
-        """Each client's mean cross-entropy, (K,)."""
+        """Return each client's mean cross-entropy, (K,)."""
         return entropy_of(found, batch)
 
     def vectors(self, features: Tensor, batch: ClipBatch) -> tuple[Tensor, Tensor]:
-        """The features as they are, and the clips' weights."""
+        """Return the features unchanged, and the clips' weights."""
         return features, batch.weights
 
 
 def cross_entropy(network: nn.Module, batch: ClipBatch) -> Tensor:
-    """Each client's mean cross-entropy, (K,)."""
+    """Return each client's mean cross-entropy, (K,)."""
     return entropy_of(network(batch.mfcc, batch.valid), batch)
 
 
 def entropy_of(logits: Tensor, batch: ClipBatch) -> Tensor:
-    """Each client's mean cross-entropy, (K,), of logits (K, B, classes)."""
+    """Return each client's mean cross-entropy, (K,), for logits (K, B, classes)."""
     log_probs = F.log_softmax(logits, -1)
     return batch.mean(-log_probs.gather(2, batch.labels[..., None])[..., 0])
 
 
 def tensors_of(network: nn.Module, client: int = 0) -> dict[str, Tensor]:
-    """Views of one client's parameters and buffers, without the leading dimension."""
+    """Return views of one client's parameters and buffers, without the leading dimension."""
     return {name: value[client] for name, value in network.state_dict().items()}

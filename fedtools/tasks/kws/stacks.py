@@ -1,4 +1,4 @@
-"""Stacks of clients with keyword clips: who trains together, and their batches."""
+"""Stacks of clients with keyword clips: which clients train together, and their batches."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ClipBatches:
         rows: the clips of each.
         steps: gradient steps of each, not growing.
         training: batch size and augmentation.
-        key: (seed, round, purpose); with a client's name it decides its batches, so that these do
-            not depend on who else is in the stack.
+        key: (seed, round, purpose); with a client's name it determines the client's batches, so
+            that these do not depend on the other clients in the stack.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ClipBatches:
         ]
 
     def stream(self, first: int) -> Iterator[list[ClipBatch]]:
-        """One batch a step, of the clients that still train."""
+        """Yield one batch per step, of the clients that still train."""
         for step in range(first, self.steps[0]):
             active = sum(count > step for count in self.steps)
             yield [self._data.batch(self._rows[:active], self._plans[:active], step)]
@@ -73,9 +73,9 @@ class ClipSource(Source):
         data: all clips.
         names: the clients, those with the most steps first; or "server".
         rows: the clips of each.
-        key: (seed, round) of everything random.
+        key: (seed, round) for all random numbers.
         training: batch size and augmentation.
-        facts: what the method says of each client, beside its "steps".
+        facts: name -> the method's values for each client, "steps" among them.
     """
 
     def __init__(
@@ -94,7 +94,11 @@ class ClipSource(Source):
     def batches(
         self, epochs: int | None, steps: int | Sequence[int] | None, purpose: str
     ) -> ClipBatches:
-        """So many steps of all, or of each; by default what the method says."""
+        """Return batches for the given epochs or steps, by default for the method's steps.
+
+        Args:
+            steps: of all clients, or of each.
+        """
         if epochs is not None:
             steps = [-(-size // self._training.batch_size) * epochs for size in self.sizes]
         elif steps is None:
@@ -107,21 +111,21 @@ class ClipSource(Source):
 def stacks_of(
     clients: Sequence[str], steps: Mapping[str, int], sizes: Mapping[str, int], largest: int
 ) -> list[list[str]]:
-    """Cut the clients of a round into stacks: those with as many steps and clips together.
+    """Split the clients of a round into stacks, so that similar steps and clips are together.
 
-    A function of the round's clients alone, never of the number of jobs.
+    The result depends on the round's clients alone, not on the number of jobs.
     """
     order = sorted(clients, key=lambda name: (-steps[name], -sizes[name], name))
     return [order[begin : begin + largest] for begin in range(0, len(order), largest)]
 
 
 def step_bytes(network: Network, mfcc: Tensor, batch_size: int) -> int:
-    """The memory that one client's step keeps for its gradient, in bytes.
+    """Return the memory that one client's step keeps for its gradient, in bytes.
 
     Args:
         network: for one client.
         mfcc: one clip, (1, frames, coefficients).
-        batch_size: clips of a step.
+        batch_size: clips per step.
     """
     kept: dict[int, int] = {}
 
@@ -131,7 +135,7 @@ def step_bytes(network: Network, mfcc: Tensor, batch_size: int) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         network(mfcc[None].expand(1, 2, *mfcc.shape[1:]))
-    # What is frozen is there once, however many clips a step has.
+    # Frozen tensors take memory once, however many clips a step has.
     state = network.state_dict().values()
     trained = {value.untyped_storage().data_ptr() for value in state}
     frozen = {value.untyped_storage().data_ptr() for value in network.buffers()} - trained

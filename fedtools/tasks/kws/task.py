@@ -44,7 +44,7 @@ _MEASURED_AT_ONCE = 256
 
 
 class KwsTask(Task[Method]):
-    """Clients tell keywords apart."""
+    """Clients recognise keywords."""
 
     needs_torch = True
     models: KwsModels
@@ -91,7 +91,7 @@ class KwsTask(Task[Method]):
             options.model, classes, f"{where}: model", frames=frames_of(samples), base=base
         )
         if (shift := training.augmentation.time_shift_ms) > 1000 * samples / RATE:
-            problem = f"training: augment: time_shift_ms {shift} is more than a clip"
+            problem = f"training: augment: time_shift_ms {shift} is longer than a clip"
             raise option_error(problem, where, "time_shift_ms", shift)
         check_clips(network, options.model, samples, new.data["train"])
         check_optimizer(training, f"{where}: training")
@@ -102,7 +102,7 @@ class KwsTask(Task[Method]):
 
     @cached_property
     def client_facts(self) -> dict[str, np.ndarray]:
-        """What the method says of each client, such as its steps: name -> (clients,)."""
+        """Return the method's values for each client, such as its steps: name -> (clients,)."""
         return prepare(self.method, self.clips.features("train").clips, self.training.batch_size)
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
@@ -114,11 +114,11 @@ class KwsTask(Task[Method]):
 
     @cached_property
     def _stack_size(self) -> int:
-        """Clients whose activations of a step fit into the configured memory."""
+        """Return the number of clients whose activations of a step fit into the allowed memory."""
         data, batch = self.clips.features("train"), self.training.batch_size
-        # On one kind of device, whatever trains: the server must find the jobs that clients found.
+        # Always measured on a CPU: the server must cut the same stacks as the clients' machines.
         network = copy_of(self.models.build()).cpu().train()
-        # Where nothing is trained, nothing is kept.
+        # A step without trained parameters keeps nothing.
         one = max(1, step_bytes(network, data.plain(slice(0, 1)).cpu(), batch))
         wanted, megabytes = self.training.stack, self.training.stack_mb
         fit = max(1, (megabytes << 20) // one)
@@ -126,7 +126,7 @@ class KwsTask(Task[Method]):
             need = math.ceil(wanted * one / 2**20)
             print(
                 f"{fit} clients are trained at once: training.stack {wanted} needs "
-                f"training.stack_mb {need}, which is {megabytes}",
+                f"training.stack_mb {need}, but it is {megabytes}",
                 file=sys.stderr,
             )
         return min(wanted, fit)
@@ -141,7 +141,7 @@ class KwsTask(Task[Method]):
         return ClipSource(data, clients, rows, key, self.training, facts)
 
     def limits(self, phase: Phase, seconds: float) -> Limits:
-        """The clips and steps that the method was told of, before the federation began."""
+        """Return bounds by the clips and steps that the method knew before the federation began."""
 
         def most(name: str, client: str) -> int:
             return int(facts_of_clients(self.client_facts, self.clips, [client])[name][0])
@@ -162,7 +162,7 @@ class KwsTask(Task[Method]):
 
     @as_configured
     def measure(self, split: str, client: str) -> dict[str, object]:
-        """Mean cross-entropy, nats per clip, and accuracy, %."""
+        """Measure mean cross-entropy, nats per clip, and accuracy, %."""
         logits, labels = self.logits(split, client)
         loss = F.cross_entropy(logits.double(), labels).item()
         errors = int((logits.argmax(1) != labels).sum())
@@ -175,7 +175,7 @@ class KwsTask(Task[Method]):
 
     @as_configured
     def logits(self, split: str, client: str = ALL) -> tuple[torch.Tensor, torch.Tensor]:
-        """The model's logits (clips, classes) of a client's clips, or all, and their labels."""
+        """Return the model's logits (clips, classes) for a client's clips, or all, and labels."""
         data = self.clips.features(split)
         whole = slice(0, len(data.clips.labels))
         rows = whole if client == ALL else data.clips.rows(client)
@@ -184,15 +184,15 @@ class KwsTask(Task[Method]):
 
     @as_configured
     def hear(self, features: Tensor) -> Tensor:
-        """The model's logits (clips, classes) of what `clips.made` makes of waveforms."""
+        """Return the model's logits (clips, classes) for features that `clips.made` returned."""
         return predict(self.models.build(), features).cpu()
 
     def speakers(self) -> dict[str, str]:
-        """Client -> its speaker: a client of the keyword recipe is one."""
+        """Return client -> its speaker: a client of the keyword recipe is a speaker."""
         return {client: client for client in self.experiment.clients}
 
     def items(self, held: Sequence[str] = ()) -> Items:
-        """The training clips by their numbers, and those of the splits `held`, SPLIT/NUMBER."""
+        """Return the training clips by number, and those of the splits `held` as SPLIT/NUMBER."""
         features = {split: self.clips.features(split) for split in ("train", *held)}
         places, speakers = dict[str, tuple[str, int]](), dict[str, str]()
         for split, found in features.items():
@@ -243,7 +243,7 @@ class KwsTask(Task[Method]):
         )
 
     def indicator(self, folder: Path, at_once: int) -> Indicator:
-        """Clips, so many at once."""
+        """Return clips, `at_once` of them in a batch."""
         clips = self.clips.read_clips(folder)
         mfcc = self.clips.gather(clips).plain(slice(0, len(clips.labels)))
 
@@ -255,23 +255,23 @@ class KwsTask(Task[Method]):
 
 
 def check_clips(network: nn.Module, config: Mapping[str, object], samples: int, path: Path) -> None:
-    """Fail if clips are longer than a pretrained network accepts."""
+    """Raise a `UserError` if clips are longer than a pretrained network accepts."""
     longest = getattr(getattr(network, "encoder", None), "longest", None)
     if longest is not None:
         frames = len(front_end(*inputs_of(config))(torch.zeros(samples)))
         if frames > longest:
             problem = f"clips of {frames} frames, the model accepts {longest}"
-            raise UserError(problem, path=path, remedy="pack them with less --clip-seconds")
+            raise UserError(problem, path=path, remedy="pack them with a smaller --clip-seconds")
 
 
 def prepare(method: Method, clips: Clips, batch_size: int) -> dict[str, np.ndarray]:
-    """What a method says of each client, beside its "size" and the "entropy" of its labels.
+    """Compute each client's "size", the "entropy" of its labels, and the method's own values.
 
     Returns:
         name -> one value for each of `clips.clients`.
 
     Raises:
-        UserError: if the method can do nothing with these clients.
+        UserError: if the method cannot work with these clients.
     """
     sizes, entropies = clips.sizes, clips.entropies()
     try:
@@ -284,7 +284,7 @@ def prepare(method: Method, clips: Clips, batch_size: int) -> dict[str, np.ndarr
 def facts_of_clients(
     facts: Mapping[str, np.ndarray], corpus: ClipCorpus, clients: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Those of `facts`, which are of all clients, that are of some: name -> (clients,)."""
+    """Select some clients' values from `facts`, which has those of all: name -> (clients,)."""
     names = corpus.features("train").clips.clients
     places = [bisect_left(names, client) for client in clients]
     return {name: values[places] for name, values in facts.items()}
@@ -293,7 +293,7 @@ def facts_of_clients(
 def loss_at(
     network: nn.Module, names: Sequence[str], mfcc: Sequence[Tensor], labels: Sequence[list[int]]
 ) -> Tensor:
-    """One client's mean cross-entropy of any clips, see `Items`."""
+    """Return one client's mean cross-entropy for any clips, see `Items`."""
     values = torch.stack(list(mfcc))[None]
     classes = torch.tensor(labels, device=values.device).T
     weights = torch.full_like(classes, 1 / len(mfcc), dtype=values.dtype)
@@ -302,9 +302,9 @@ def loss_at(
 
 @torch.no_grad()
 def predict(network: nn.Module, mfcc: torch.Tensor) -> torch.Tensor:
-    """Logits (clips, classes) of one client's network for clips, (clips, frames, 40)."""
+    """Return one client's network's logits (clips, classes) for clips (clips, frames, 40)."""
     network.eval()
-    # What is kept on disk is on no device, and may be of half precision.
+    # Features kept on disk are on no device, and may be in half precision.
     like = next(iter(network.parameters()))
     parts = (part.to(like.device, like.dtype) for part in torch.split(mfcc, _MEASURED_AT_ONCE))
     return torch.cat([network(part[None])[0] for part in parts])

@@ -1,4 +1,4 @@
-"""Fine-tuning of the neural language model: the same lists, rescored by models that are trained."""
+"""Fine-tuning of the neural language model: clients train it, and rescore their N-best lists."""
 
 from __future__ import annotations
 

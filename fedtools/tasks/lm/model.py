@@ -28,10 +28,10 @@ from fedtools.models.training import Training
 
 @dataclass(frozen=True)
 class LmTraining(Training):
-    """The section `training`.
+    """The options in the section `training`.
 
     Attributes:
-        batch_sentences: of a step.
+        batch_sentences: sentences per step.
     """
 
     batch_sentences: Positive = 16
@@ -46,7 +46,7 @@ class Sentences:
     amount: int
     frames: int
 
-    # There is no stack.
+    # Not for a stack of models.
     active: ClassVar[None] = None
 
 
@@ -54,11 +54,11 @@ class SentenceBatches:
     """The batches of some epochs over sentences, shuffled anew in each.
 
     Args:
-        sentences: ids of each, with the end.
-        words: V, of the vocabulary.
-        epochs: how often each comes.
-        size: sentences of a batch.
-        key: (seed, ...) of the order.
+        sentences: word ids of each, with the end.
+        words: V, the size of the vocabulary.
+        epochs: the number of epochs.
+        size: sentences per batch.
+        key: (seed, ...) for the order.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SentenceBatches:
         self.steps = [len(self._plan)]
 
     def stream(self, first: int) -> Iterator[list[Sentences]]:
-        """The batches from number `first`."""
+        """Yield the batches, from number `first` on."""
         for chosen in self._plan[first:]:
             some = [self._sentences[index] for index in chosen]
             inputs, targets = (part.to(self._device) for part in pad(some, self._words))
@@ -86,14 +86,14 @@ class SentenceBatches:
 
 
 class SentenceSource(Source):
-    """What a client has said in one round.
+    """A client's sentences of one round.
 
     Args:
-        sentences: ids of each, with the end.
-        words: V, of the vocabulary.
-        key: (seed, round, client) of the order.
-        epochs: that a client trains in a round.
-        size: sentences of a batch.
+        sentences: word ids of each, with the end.
+        words: V, the size of the vocabulary.
+        key: (seed, round, client) for the order.
+        epochs: a client's epochs in a round.
+        size: sentences per batch.
         device: where the batches go.
     """
 
@@ -113,7 +113,7 @@ class SentenceSource(Source):
     def batches(
         self, epochs: int | None, steps: int | Sequence[int] | None, purpose: str
     ) -> SentenceBatches:
-        """Batches of some epochs, by default those of a round."""
+        """Return the batches of some epochs, by default those of a round."""
         if steps is not None:
             raise NotImplementedError("sentences are trained on for epochs, not steps")
         key: Key = self._key if purpose == "train" else (*self._key, purpose)
@@ -126,9 +126,9 @@ class LmModels(Models):
 
     Args:
         options: of the network.
-        words: V, of the vocabulary.
+        words: V, the size of the vocabulary.
         training: the options.
-        device: where models lie.
+        device: of the models.
     """
 
     training: LmTraining
@@ -142,38 +142,38 @@ class LmModels(Models):
         self._built: dict[str, nn.Module] = {}
 
     def build(self, clients: int = 1, use: str = "") -> nn.Module:
-        """A model, made once for each use."""
+        """Return a model, built once for each use."""
         if use not in self._built:
             self._built[use] = build_nnlm(self._options, self._words).to(self.device)
         return self._built[use]
 
     def tensors(self, model: nn.Module, client: int = 0) -> dict[str, Tensor]:
-        """The parameters and buffers."""
+        """Return the parameters and buffers."""
         return model.state_dict()
 
     def objective(self, model: nn.Module, source: object) -> Objective:
-        """Cross-entropy."""
+        """Return cross-entropy as the objective."""
         return Objective(mean_loss)
 
     def represent(self, model: nn.Module, batch: Sentences) -> Tensor:
-        """What the last layer sees of each word, (B, T, size)."""
+        """Return the last layer's input for each word, (B, T, size)."""
         return represent(model, batch.inputs)
 
     def classify(self, model: nn.Module, features: Tensor) -> tuple[nn.Module, Tensor]:
-        """The last layer is only taken of the words that count: see `loss_of`."""
+        """Return model and features: `loss_of` applies the last layer to words, not to padding."""
         return model, features
 
     def loss_of(self, found: tuple[nn.Module, Tensor], batch: Sentences) -> Tensor:
-        """Cross-entropy in nats per word, (1,)."""
+        """Return cross-entropy in nats per word, (1,)."""
         return entropies(*found, batch.targets).mean()[None]
 
     def vectors(self, features: Tensor, batch: Sentences) -> tuple[Tensor, Tensor]:
-        """The mean over each sentence's words, (1, B, size), and equal weights."""
+        """Return the mean over each sentence's words, (1, B, size), and equal weights."""
         own = (batch.targets != IGNORED)[..., None]
         vectors = ((features * own).sum(1) / own.sum(1))[None]
         return vectors, vectors.new_full(vectors.shape[:2], 1 / vectors.shape[1])
 
 
 def mean_loss(model: nn.Module, batch: Sentences) -> Tensor:
-    """Cross-entropy in nats per word, (1,)."""
+    """Return cross-entropy in nats per word, (1,)."""
     return losses(model, batch.inputs, batch.targets).mean()[None]

@@ -1,7 +1,7 @@
-"""Federated fine-tuning of the neural language model: what FMP is there to replace.
+"""Federated fine-tuning of the neural language model, which FMP is meant to replace.
 
-Each client trains the model on the first pass' best hypotheses of a round's utterances, and
-rescores the next ones with what the server makes of all models.
+Each client trains the model on the first pass' best hypotheses for a round's utterances, and
+rescores the next ones with the server's aggregate of all models.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _AT_ONCE = 16
 
 
 class LmTask(Task[Method]):
-    """Clients fine-tune a language model on what they have said."""
+    """Clients fine-tune a language model on their own utterances."""
 
     needs_torch = True
 
@@ -51,7 +51,7 @@ class LmTask(Task[Method]):
         training = from_mapping(LmTraining, new.options.training, f"{where}: training")
         if new.start is None:
             remedy = "give --start NNLM/model.safetensors"
-            raise UserError("fine-tuning wants a model to begin with", path=where, remedy=remedy)
+            raise UserError("fine-tuning needs a model to begin with", path=where, remedy=remedy)
         options = from_mapping(NnlmOptions, new.options.model, f"{where}: model")
         rescored = open_stream(new.data["train"]).rescored
         weights = _read_weights(new.assets.get("weights"))
@@ -74,28 +74,28 @@ class LmTask(Task[Method]):
             raise lacking(self, "data at a server")
         (client,) = clients
         check_planned(self.experiment, number)
-        key, said = (self.experiment.seed, number, client), self._said(client, number)
+        key, sentences = (self.experiment.seed, number, client), self._said(client, number)
         words, size = len(self._stream.rescored.vocabulary), self.training.batch_sentences
-        return SentenceSource(said, words, key, self.method.local_epochs, size, self.device)
+        return SentenceSource(sentences, words, key, self.method.local_epochs, size, self.device)
 
     def load(self, state: State, number: int) -> None:
         load_model(self.models.build().state_dict(), state)
         self._number = number
 
     def measure(self, split: str, client: str) -> dict[str, object]:
-        """The group after the round that is loaded, rescored with that round's model."""
+        """Measure the group after the loaded round, rescored with that round's model."""
         check_split(split, self.experiment)
         return measure_text(self.rescored(client), self._text)
 
     def rescored(self, client: str) -> dict[str, str]:
-        """Utterance -> words, of a client's group after the round that is loaded."""
+        """Return utterance -> words, for a client's group after the loaded round."""
         return self._rescored(self._group(client, self._number + 1))
 
     def _group(self, client: str, number: int) -> slice:
         return self._stream.groups(client, self.experiment.options.rounds)[number - 1]
 
     def _said(self, client: str, number: int) -> list[list[int]]:
-        """The first pass' best hypotheses of a round's utterances."""
+        """Return the first pass' best hypotheses for a round's utterances, as word ids."""
         group, rescored = self._group(client, number), self._stream.rescored
         first = rescored.first_hypothesis[group]
         starts, ends = rescored.first_word[first], rescored.first_word[first + 1]
@@ -103,7 +103,7 @@ class LmTask(Task[Method]):
 
     @as_configured
     def _rescored(self, group: slice) -> dict[str, str]:
-        """Utterance -> words, by the model as it is loaded."""
+        """Return utterance -> words, rescored with the loaded model."""
         rescored = self._stream.rescored
         nnlm = Nnlm(self.models.build().eval(), rescored.vocabulary, rescored.unigram)
         first, found = rescored.first_hypothesis, {}
@@ -139,7 +139,7 @@ class LmTask(Task[Method]):
 
 
 def _read_weights(folder: Path | None) -> Weights:
-    """The weights in a folder; the defaults where it has none."""
+    """Read the weights in a folder; return the defaults if it has none."""
     path = (folder or Path()) / "weights.yaml"
     there = folder is not None and path.exists()
     return from_mapping(Weights, read_yaml(path) if there else {}, path)

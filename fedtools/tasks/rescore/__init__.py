@@ -1,4 +1,4 @@
-"""Rescoring with word counts: clients rescore what they said, and exchange counts of words."""
+"""Rescoring with word counts: clients rescore their utterances, and exchange counts of words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clients of an experiment who talk: what each has said by when, and what it has counted."""
+"""The clients of a rescoring experiment: the utterances and word counts of each in any round."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Clients:
     """All clients of an experiment, in any round.
 
     Args:
-        experiment: opened.
+        experiment: the opened experiment.
         method: of the experiment.
         releases: bounds and noise; None without differential privacy.
-        path: of the stream; it is opened when it is first asked for.
+        path: of the stream, which is opened on first use.
     """
 
     def __init__(
@@ -33,27 +33,27 @@ class Clients:
 
     @cached_property
     def stream(self) -> Stream:
-        """What all have said."""
+        """Return the utterances of all clients."""
         return open_stream(self._path)
 
     @cached_property
     def lists(self) -> Lists:
-        """The N-best lists of all utterances."""
+        """Return the N-best lists of all utterances."""
         return Lists(self.stream.rescored, self.method.part(Weights), self.stream.covered())
 
     @cached_property
     def text(self) -> dict[str, str]:
-        """Utterance -> words, as they were spoken."""
+        """Return utterance -> words, as they were spoken."""
         return spoken(self._path, self.stream.rescored.utterances)
 
     @property
     def owners(self) -> dict[str, str]:
-        """Utterance -> client, of all that clients count."""
+        """Return utterance -> client, for all utterances that clients count."""
         names = self.stream.rescored.utterances
         return {name: client for client, run in self.stream.runs.items() for name in names[run]}
 
     def state(self, client: str, number: int) -> ClientState:
-        """A client when a round begins; it counts again what came before."""
+        """Return a client's state when a round begins; it counts the rounds before again."""
         groups = self.stream.groups(client, self.experiment.options.rounds, self.method.clock)
         state = ClientState(client, self.lists, groups, self.method, self.releases)
         for before in range(1, number):
@@ -63,15 +63,16 @@ class Clients:
         return state
 
     def new(self, client: str, number: int) -> Utterances:
-        """What a client has in a round, and no round before has had."""
+        """Return the utterances that are new to a client's counts in a round."""
         state = self.state(client, number)
         state.count()
         return state.new
 
     def sampled(self, number: int) -> frozenset[str]:
-        """Who takes part in a round, drawn once, since all clients ask of all rounds before.
+        """Return the clients that take part in a round, drawn once and kept for later calls.
 
-        Not as a file says it, by which a server could have a client count something twice.
+        They are drawn, not read from a file, with which a server could make a client count words
+        twice.
         """
         if number not in self._samples:
             drawn = draw(self.experiment, number, self.method.phase(number))

@@ -1,4 +1,4 @@
-"""The differential privacy of an experiment's counts: noise, its record, and what it costs."""
+"""Differential privacy of an experiment's counts: the noise, its record, and its cost."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedtools.tasks.rescore.clients import Clients
 
 
 class Protection:
-    """What stands between clients' counts and what is known of them.
+    """The differential privacy of clients' counts.
 
     Args:
-        clients: whose counts they are.
+        clients: the clients that count.
         releases: bounds and noise.
     """
 
@@ -25,25 +25,25 @@ class Protection:
         self._experiment = clients.experiment
 
     def release(self, number: int) -> Release:
-        """What the server makes known of the sum of a round's counts."""
+        """Return the function from the sum of a round's counts to what the server releases."""
         method, u = self._clients.method, self._clients.lists.background
         return lambda total: method.release(total, number, u, self.releases)
 
     def closed(self, number: int, clients: Sequence[str]) -> None:
-        """A round is complete: its releases are not made again."""
+        """Close the records of a complete round, whose releases are not made again."""
         close(self._experiment.at_server(number))
         for client in clients:
             close(self._experiment.own(client, number))
 
     def released(self) -> set[tuple[str, Row]]:
-        """What was released, by sender; by copies of the experiment too."""
+        """Return what was released, by sender, including releases by copies of the experiment."""
         return self.releases.rows(self._experiment.clients)
 
     def ledger(self, released: Iterable[tuple[str, Row]]) -> list[dict[str, str]]:
-        """What releases cost whom: rows of `fedtools.privacy.ledger`.
+        """Return the privacy cost of releases, as rows of `fedtools.privacy.ledger`.
 
         Args:
-            released: as `released` gives it.
+            released: what `released` returned.
         """
         rounds = range(1, self._experiment.options.rounds + 1)
         senders = Counter((sender, row.number) for sender, row in released)
@@ -61,5 +61,5 @@ class Protection:
 
     @property
     def owners(self) -> Mapping[str, str]:
-        """Utterance -> client, of all that clients count."""
+        """Return utterance -> client, for all utterances that clients count."""
         return self._clients.owners

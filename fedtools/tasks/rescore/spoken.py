@@ -11,21 +11,17 @@ from fedtools.score.align import count_errors
 
 
 def check_split(split: str, experiment: Experiment) -> None:
-    """Fail with a `UserError` for data other than the streams that clients take part with.
-
-    Raises:
-        UserError: for a split other than "train".
-    """
+    """Raise a `UserError` for a split other than "train", which has the clients' streams."""
     if split != "train":
-        problem = f"{split!r} is no stream of a federation that rescores"
+        problem = f"{split!r} is not a stream that clients rescore"
         remedy = "measure 'train', whose utterances are rescored with what came before them"
         raise UserError(problem, path=experiment.path, remedy=remedy)
 
 
 def check_planned(experiment: Experiment, number: int) -> None:
-    """Fail with a `UserError` for a round beyond those that utterances were cut for.
+    """Raise a `UserError` for a round beyond those that utterances were split for.
 
-    There is nothing left to say in it, and a release more would cost more than was promised.
+    No utterances are left for it, and another release would cost more privacy than was promised.
     """
     rounds = experiment.options.rounds
     if number > rounds:
@@ -35,11 +31,11 @@ def check_planned(experiment: Experiment, number: int) -> None:
 
 
 def measure_text(said: Mapping[str, str], text: Mapping[str, str]) -> dict[str, object]:
-    """The columns of tasks whose clients rescore: word errors of some utterances; WER in %.
+    """Compute the columns of tasks whose clients rescore: word errors, and WER in %.
 
     Args:
-        said: utterance -> words, as they were heard.
-        text: as they were spoken.
+        said: utterance -> words of the hypothesis.
+        text: utterance -> words of the reference.
     """
     words = errors = 0
     for name, heard in said.items():

@@ -1,7 +1,6 @@
-"""A federation of clients who rescore what they said, and exchange how often they said which word.
+"""A federation whose clients rescore their utterances, and exchange counts of their words.
 
-No model is opened: what the neural language model says of every word was stored by
-`fedtools rescore`.
+No model is opened: `fedtools rescore` has stored the neural language model's score of every word.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from fedtools.tasks.rescore.spoken import check_planned, check_split, measure_te
 
 
 class RescoreTask(Task[FMP]):
-    """FMP's: the state is one tensor of counts, (V,), that all clients share.
+    """FMP's task: the state is one tensor of counts, (V,), that all clients share.
 
     Raises:
-        UserError: beside what is wrong with any experiment, if this one has privacy and no nonce.
+        UserError: if the experiment has privacy and no nonce, or an error that any task finds.
     """
 
     def __init__(self, experiment: Experiment, method: FMP, device: str = "cpu"):
@@ -53,13 +52,13 @@ class RescoreTask(Task[FMP]):
 
     @cached_property
     def clients(self) -> Clients:
-        """What all have said, and counted."""
+        """Return the clients, with their utterances and counts."""
         path = self.data_path("train")
         return Clients(self.experiment, self.method, self._releases, path)
 
     @cached_property
     def protection(self) -> Protection | None:
-        """Of counts; None without differential privacy."""
+        """Return the protection of counts; None without differential privacy."""
         return Protection(self.clients, self._releases) if self._releases else None
 
     @staticmethod
@@ -73,7 +72,7 @@ class RescoreTask(Task[FMP]):
         if method.protection.mechanism == PAPER:
             print(f"warning: {PAPER_WARNING}", file=sys.stderr)
         if method.clock and not times_in(new.data["train"]):
-            raise UserError(NO_TIMES, path=new.data["train"], remedy="take groups: even")
+            raise UserError(NO_TIMES, path=new.data["train"], remedy="set groups: even")
         stream = open_stream(new.data["train"])
         rescored = stream.rescored
         if method.protection.mechanism != NONE:
@@ -84,7 +83,7 @@ class RescoreTask(Task[FMP]):
 
     @staticmethod
     def keep_own(path: Path, method: FMP) -> list[str]:
-        """The nonce of noise, and which key it is drawn under."""
+        """Write the noise's nonce and the record of its key, and return their names."""
         if method.protection.mechanism == NONE:
             return []
         open_key(path, method.noise_key)
@@ -99,7 +98,7 @@ class RescoreTask(Task[FMP]):
         assert phase.sends == COUNTS
         size, clients = len(self.clients.lists.background), len(self.experiment.clients)
         plan = self._releases.plan if self._releases else None
-        # Of a word that is in each hypothesis of a list, however long, up to a thousand.
+        # The largest count of a word, if it is in each hypothesis of a list of a thousand or fewer.
         most = float(self.method.kernel(np.arange(1, 1001)).sum())
         bounds = bounds_on_counts(plan, self.method.max_words * most, size, clients)
         return Payload({"counts": ((size,), "float64")}, values={"counts": bounds})
@@ -118,7 +117,7 @@ class RescoreTask(Task[FMP]):
         self._q_bar = self._global_distribution(state["counts"], number)
 
     def _global_distribution(self, counts: np.ndarray, number: int) -> np.ndarray:
-        """q_bar of what the server sends after a round, (V,)."""
+        """Return q_bar of the counts that the server sends after a round, (V,)."""
         deviation = 0.0
         if self._releases:
             deviation = self._releases.plan.deviation(number, len(self.experiment.clients))
@@ -126,18 +125,18 @@ class RescoreTask(Task[FMP]):
         return self.method.global_distribution(counts, u, deviation)
 
     def measure(self, split: str, client: str) -> dict[str, object]:
-        """The group after the round that is loaded, rescored with that round's counts."""
+        """Measure the group after the loaded round, rescored with that round's counts."""
         check_split(split, self.experiment)
         return measure_text(self.rescored(client), self.clients.text)
 
     def rescored(self, client: str) -> dict[str, str]:
-        """Utterance -> words, of a client's group after the round that is loaded."""
+        """Return utterance -> words, for a client's group after the loaded round."""
         state, rescored = self.clients.state(client, self._number + 1), self.clients.stream.rescored
         best = [rescored.hypotheses[one] for one in state.rescore(self._q_bar)]
         return dict(zip(rescored.utterances[state.group], best, strict=True))
 
     def marginals(self) -> dict[str, np.ndarray]:
-        """The distributions after the last round, (V,) each: every client's, and "-", all's."""
+        """Return the distributions after the last round, (V,): each client's, and "-", all's."""
         last, u = self.experiment.last_round(), self.clients.lists.background
         counts = self.experiment.round(last + 1).shared_state()["counts"]
         found = {SERVER_ROW: self._global_distribution(counts, last)}
@@ -151,22 +150,22 @@ def _all_take_part(sampled: float | int | None) -> bool:
 
 
 def _check_sampling(method: FMP, sampled: float | int | None, where: str) -> None:
-    """Fail with a `UserError` where one client less would have others drawn in its place.
+    """Raise a `UserError` if the removal of one client would change which others are drawn.
 
-    A client's only utterance, or word, takes the client with it.
+    A client with a single utterance, or word, disappears if that is removed.
     """
     if method.protection.mechanism == LAPLACE and not _all_take_part(sampled):
-        problem = f"privacy: mechanism: laplace, and clients_per_round: {sampled}"
-        remedy = "let all take part; without one client others would be drawn"
+        problem = f"privacy: mechanism: laplace excludes clients_per_round: {sampled}"
+        remedy = "let all clients take part; without one client, others would be drawn"
         raise UserError(problem, path=where, remedy=remedy)
 
 
 def _check_words(stream: Stream, most: float, path: Path) -> None:
-    """Insist that no honest client can be refused for its words, which would tell of them."""
+    """Raise a `UserError` if an honest client could be refused for its words, which leaks them."""
     rescored = stream.rescored
     longest = np.maximum.reduceat(np.diff(rescored.first_word), rescored.first_hypothesis[:-1])
     for client, run in stream.runs.items():
         if (words := int(longest[run].sum())) > most:
             problem = f"client {client!r} may count {words} words, over max_words of {most:g}"
-            remedy = "with privacy, raise method_conf.max_words: who is refused would tell of them"
+            remedy = "with privacy, raise method_conf.max_words: a refusal would leak these words"
             raise UserError(problem, path=path, remedy=remedy)
