@@ -185,7 +185,7 @@ def test_ivectors_that_change_now_and_then_are_read_out_by_their_mean(world, tmp
     ("encoder", "why"),
     [
         ("transformer", "sees patches of its input"),
-        ("adapted", "is not sent: adapters leave it as it is"),
+        ("adapted", "is not sent: adapters do not change it"),
         ("personal", "is not sent: clients keep it"),
     ],
 )
