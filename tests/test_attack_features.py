@@ -496,7 +496,7 @@ def test_mistakes_are_told_in_one_line(done, world, tmp_path, cli):
     cli("attack", "features", done, out, "--clients", "xx").fails(1, "'xx'", "au, en, in")
     cli("attack", "features", done, out, "--clients", ",").fails(2, "--clients")
     mine = ("--server-data", world / "train")
-    cli("attack", "features", done, out, *mine).fails(1, "clients' own", "give speech that")
+    cli("attack", "features", done, out, *mine).fails(1, "belong to clients", "give speech that")
     early = begin(world, tmp_path / "early")
     cli("attack", "features", early, out).fails(1, "round 2", "fedtools rounds")
     silent = begin(world, tmp_path / "silent", stage2=0)

@@ -164,7 +164,7 @@ def test_a_model_whose_activations_are_not_finite_is_named(world, tmp_path, caps
 
 def test_mistakes_are_told(world, tmp_path):
     federation = Federation(world / "exp")
-    with pytest.raises(UserError, match="'ann' is in the training data, and a speaker of the Ind"):
+    with pytest.raises(UserError, match="'ann' is a speaker of the training data and of the Ind"):
         write_footprints(federation, world / "train", tmp_path / "a", Look([1]))
     with pytest.raises(UserError, match="layer 5: there are 4, tdnn1 to tdnn4; take 1 to 4"):
         write_footprints(federation, world / "indicator", tmp_path / "a", Look([1], highest=5))
@@ -360,7 +360,7 @@ def test_trials_by_recording(looked, world, tmp_path):
     inside("attack", "a1", out, out, "--models", tmp_path / "gone.tsv").fails(1, "gone.tsv")
     table.write_text("".join(lines).replace("\tdan\t", "\teve\t"))
     done = inside("attack", "a1", out, out, "--models", table)
-    done.fails(1, "models.tsv: 'dan-m1-r0001' is of 'dan'")
+    done.fails(1, "the table does not list 'dan-m1-r0001' with speaker 'dan'")
 
 
 def test_two_talks_of_a_person_are_in_no_trial(tmp_path):
@@ -500,7 +500,7 @@ def test_a2_wants_disjoint_people_and_one_beginning(world, known, tmp_path):
     done.fails(1, "'ann' is in two of the experiments and the Indicator")
     options = (*A2, "--indicator", world / "known_train")
     inside("attack", "a2", known, world / "exp", tmp_path, *options).fails(
-        1, "'kim' is in the training data"
+        1, "'kim' is a speaker of the training data"
     )
     options = (*A2, "--indicator", world / "indicator", "--layer", "99")
     done = inside("attack", "a2", known, world / "exp", tmp_path, *options)

@@ -234,7 +234,7 @@ def test_footprints_without_the_defence_must_be_of_the_same_models(tmp_path):
     with pytest.raises(UserError, match=f"no footprint of '{CLIENTS[0]}'"):
         undefended(behind, [less], where)
     other = Prints(plain.models, plain.speakers, plain.layers, {"defence": "", "part": "affine"})
-    with pytest.raises(UserError, match="another part of the layers"):
+    with pytest.raises(UserError, match="the part of the layers differs"):
         undefended(behind, [other], where)
     # In another order, they are those of the models.
     turned = Prints(

@@ -278,4 +278,4 @@ def test_before_batchnorm_a_bias_does_not_move(tmp_path, monkeypatch):
     assert np.abs(moved).max() < 1e-4 * np.abs(weights).max()
     two = ("--round", "1", "--round", "2")
     fedtools("attack", "weights", path, tmp_path / "out", *two, *FEW).ok()
-    assert "BatchNorm follows at once" in status_of(tmp_path / "out")["input"]
+    assert "BatchNorm follows directly" in status_of(tmp_path / "out")["input"]
