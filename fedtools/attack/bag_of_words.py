@@ -5,7 +5,7 @@ true count: training raises the biases of tokens that occur and lowers the other
 al.: User-level label leakage from gradients in federated learning, PoPETs 2022). For one clip the
 result is exact (B. Zhao, K. Mopuri, H. Bilen: iDLG, 2020). Without a bias, as in the decoder of
 Whisper, whose output layer is its table of token embeddings, rows of the weight move along one
-direction: the rows of tokens that occur move to one side of it, are few and move far.
+direction: the rows of tokens that occur move to one side, on which they are few and move far.
 
 The control is an attacker who ranks tokens by how often other clients said them. Tokens are words
 only where the tokenizer's tokens are words.

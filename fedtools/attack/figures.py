@@ -22,7 +22,7 @@ COLUMNS = (
     "utterances",
 )
 _UNKNOWN = (math.nan, math.nan)
-# Largest share of a client's draws without a value; with two speakers, half have only one of them.
+# Largest share of draws without a value; of two speakers, half of the draws have only one.
 _MOST_LOST = 0.05
 
 
