@@ -72,7 +72,7 @@ def hidden_layers(model: nn.Module, run: Callable[[nn.Module], Any], part: str) 
     if isinstance(encoder, Encoder):
         found = [Layer(f"block{number}", one) for number, one in enumerate(encoder.layers, 1)]
         if isinstance(model, PretrainedNetwork):
-            # Blocks below `depth` are not run if their output is kept; perhaps only the head trains.
+            # Blocks below `depth` are not run if their output is kept; maybe only the head trains.
             found = [*found[model.depth or 0 :], Layer("head", model.head)]
         return found
     if encoder is not None:
