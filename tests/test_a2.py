@@ -167,7 +167,7 @@ def test_models_that_run_to_no_numbers_are_refused_by_name(world, tmp_path):
     assert {name[:3] for name in names if name in KNOWN} == {*left[5:]}
     shutil.rmtree(paths[0])
     shutil.copytree(world / "known", paths[0])
-    assert "s00-a1: refused: embeddings that are not finite" in inside(*command).ok().err
+    assert "s00-a1: refused: embeddings are not finite" in inside(*command).ok().err
     trials = [line.split()[:2] for line in (out / "trials.easy").read_text().splitlines()]
     assert {name for pair in trials for name in pair} == {*CLIENTS} - {"s00-a1"}
 

@@ -454,14 +454,14 @@ def test_a_client_of_one_speaker_and_one_that_was_refused(world, tmp_path, cli):
     cli("aggregate", path).ok()
     result = cli("attack", "features", path, tmp_path / "out").ok()
     assert "in: one speaker" in result.err
-    assert re.search(r"^en: nothing of it to attack: .+\.scp", result.err, re.MULTILINE)
+    assert re.search(r"^en: not attacked: .+\.scp", result.err, re.MULTILINE)
     rows = read_tsv(tmp_path / "out" / "attacks.tsv", COLUMNS)
     assert {row["attack"] for row in rows if row["client"] == "in"} == {"III, initial classifier"}
     assert not any(row["client"] == "en" for row in rows)
     out = tmp_path / "nobody"
     result = cli("attack", "features", path, out, "--clients", "en")
     assert result.code == 1
-    assert "en: nothing" in result.err and "no client's features are there" in result.err
+    assert "en: not attacked" in result.err and "no client has features to attack" in result.err
     assert not out.exists()
 
 
@@ -496,7 +496,7 @@ def test_mistakes_are_told_in_one_line(done, world, tmp_path, cli):
     cli("attack", "features", done, out, "--clients", "xx").fails(1, "'xx'", "au, en, in")
     cli("attack", "features", done, out, "--clients", ",").fails(2, "--clients")
     mine = ("--server-data", world / "train")
-    cli("attack", "features", done, out, *mine).fails(1, "clients' own", "give speech that")
+    cli("attack", "features", done, out, *mine).fails(1, "belong to clients", "give speech that")
     early = begin(world, tmp_path / "early")
     cli("attack", "features", early, out).fails(1, "round 2", "fedtools rounds")
     silent = begin(world, tmp_path / "silent", stage2=0)
@@ -554,7 +554,7 @@ def test_speech_of_one_server_speaker_is_held_out_at_all_speeds(world, done, tmp
         assert all(
             len(part) == 2 * len(n) for part, n in zip((train, held), recordings, strict=True)
         )
-    with pytest.raises(UserError, match="one: one utterance, which cannot be held out too"):
+    with pytest.raises(UserError, match="one: a single recording cannot be both"):
         shutil.rmtree(path)
         read_server_data(federation, at_speeds(whole, path, names[:1]), SPEAKERS, 0)
 
@@ -578,7 +578,7 @@ def test_clients_speech_at_another_speed_is_still_theirs(world, done, tmp_path):
     path = at_speeds(whole, tmp_path / "data", [name])
     data = DataDir.read(path, "utt2spk", "feats.scp")
     data.restrict([f"sp0.9-{name}"]).write()
-    with pytest.raises(UserError, match=f"1 utterances are clients' own, such as '{name}'"):
+    with pytest.raises(UserError, match=f"1 utterances belong to clients, such as '{name}'"):
         read_server_data(Federation(done), path, SPEAKERS, 0)
 
 
@@ -590,7 +590,7 @@ def test_features_of_other_audio_are_refused(world, tmp_path, cli):
     scp = path / "round_0001" / "features.en.scp"
     scp.write_text(scp.read_text().replace(sent_name("en", 11), sent_name("en", 99)))
     cli("aggregate", path).ok()
-    cli("attack", "features", path, tmp_path / "out").fails(1, "features.en.scp", "as it was run")
+    cli("attack", "features", path, tmp_path / "out").fails(1, "features.en.scp", "restore the")
 
 
 # --- recovering filterbanks

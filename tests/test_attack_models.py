@@ -154,17 +154,17 @@ def test_a_model_whose_activations_are_not_finite_is_named(world, tmp_path, caps
     out, look = tmp_path / "out", Look([1])
     write_footprints(Federation(path), world / "indicator", out, look)
     told = capsys.readouterr().err
-    assert f"{bad}: refused: activations of layer tdnn3 that are not finite" in told
+    assert f"{bad}: refused: activations of layer tdnn3 are not finite" in told
     assert read_footprints(out).models == sorted({*CLIENTS} - {bad})
     before = {one.name: one.read_bytes() for one in out.iterdir()}
-    with pytest.raises(UserError, match="in the training data, and a speaker of the Indicator"):
+    with pytest.raises(UserError, match="is a speaker of the training data and of the Indicator"):
         write_footprints(Federation(path), world / "train", out, look)
     assert {one.name: one.read_bytes() for one in out.iterdir()} == before
 
 
 def test_mistakes_are_told(world, tmp_path):
     federation = Federation(world / "exp")
-    with pytest.raises(UserError, match="'ann' is in the training data, and a speaker of the Ind"):
+    with pytest.raises(UserError, match="'ann' is a speaker of the training data and of the Ind"):
         write_footprints(federation, world / "train", tmp_path / "a", Look([1]))
     with pytest.raises(UserError, match="layer 5: there are 4, tdnn1 to tdnn4; take 1 to 4"):
         write_footprints(federation, world / "indicator", tmp_path / "a", Look([1], highest=5))
@@ -178,7 +178,7 @@ def test_mistakes_are_told(world, tmp_path):
     path = shutil.copytree(world / "exp", tmp_path / "exp")
     for one in path.glob("round_0001/update.*"):
         one.unlink()
-    with pytest.raises(UserError, match=r"not there any more.*keep_updates: true"):
+    with pytest.raises(UserError, match=r"client updates are missing.*keep_updates: true"):
         find_victims(Federation(path), [1])
 
 
@@ -303,14 +303,14 @@ def test_footprints_of_other_kinds_are_not_compared(world, two, tmp_path, what):
         words = [word for pair in options.items() for word in pair]
         inside("attack", "footprints", world / "exp", out, *words).ok()
     done = inside("attack", "a1", known, out, tmp_path / "a1")
-    done.fails(1, f"out: another {what} than in {known}")
+    done.fails(1, f"out: the {what} differs from that of {known}")
 
 
 def test_jobs_with_other_options_are_told(world, tmp_path):
     federation = Federation(world / "exp")
     for job, part in ((1, "relu"), (2, "affine")):
         write_footprints(federation, world / "indicator", tmp_path, Look([1], part), job, 2)
-    with pytest.raises(UserError, match=r"2\.yaml: another part of the layers than in footprints"):
+    with pytest.raises(UserError, match=r"2\.yaml: the part of the layers differs from that of"):
         read_footprints(tmp_path)
 
 
@@ -360,7 +360,7 @@ def test_trials_by_recording(looked, world, tmp_path):
     inside("attack", "a1", out, out, "--models", tmp_path / "gone.tsv").fails(1, "gone.tsv")
     table.write_text("".join(lines).replace("\tdan\t", "\teve\t"))
     done = inside("attack", "a1", out, out, "--models", table)
-    done.fails(1, "models.tsv: 'dan-m1-r0001' is of 'dan'")
+    done.fails(1, "the table does not list 'dan-m1-r0001' with speaker 'dan'")
 
 
 def test_two_talks_of_a_person_are_in_no_trial(tmp_path):
@@ -500,7 +500,7 @@ def test_a2_wants_disjoint_people_and_one_beginning(world, known, tmp_path):
     done.fails(1, "'ann' is in two of the experiments and the Indicator")
     options = (*A2, "--indicator", world / "known_train")
     inside("attack", "a2", known, world / "exp", tmp_path, *options).fails(
-        1, "'kim' is in the training data"
+        1, "'kim' is a speaker of the training data"
     )
     options = (*A2, "--indicator", world / "indicator", "--layer", "99")
     done = inside("attack", "a2", known, world / "exp", tmp_path, *options)
@@ -508,7 +508,7 @@ def test_a2_wants_disjoint_people_and_one_beginning(world, known, tmp_path):
     options = (*A2, "--indicator", world / "indicator", "--round", "2")
     inside("rounds", known, "--to", "2").ok()
     done = inside("attack", "a2", known, world / "exp", tmp_path, *options)
-    done.fails(1, "round 2 began with another model than in")
+    done.fails(1, "round 2 did not begin with the same model as in")
     few = {"0.2": ("is trained on 1 people", 2), "0.5": ("is not trained on 4 people", 6)}
     for share, (what, least) in few.items():
         options = (*A2, "--indicator", world / "indicator", "--set", f"a2.network={share}")
@@ -517,12 +517,12 @@ def test_a2_wants_disjoint_people_and_one_beginning(world, known, tmp_path):
         assert not (tmp_path / "x").exists()
     options = (*A2, "--indicator", world / "indicator", "--defence", "noise")
     done = inside("attack", "a2", known, world / "exp", tmp_path / "x", *options)
-    done.fails(1, "defence 'noise' of 'noise'")
+    done.fails(1, "invalid defence 'noise' in 'noise'")
     # Before anything is trained.
     (tmp_path / "models.tsv").write_text("model\tspeaker\tgender\ttalks\nann-m1\tbob\tf\t\n")
     options = (*A2, "--indicator", world / "indicator", "--models", tmp_path / "models.tsv")
     done = inside("attack", "a2", known, world / "exp", tmp_path / "x", *options)
-    done.fails(1, "models.tsv: 'ann-m1' is of 'ann', of whom the table does not say so")
+    done.fails(1, "models.tsv: the table does not list 'ann-m1' with speaker 'ann'")
 
 
 def test_a1_on_two_experiments_together(world, known, looked, tmp_path):
@@ -535,7 +535,7 @@ def test_a1_on_two_experiments_together(world, known, looked, tmp_path):
     # Twelve speakers of two models each.
     assert {(row["targets"], row["others"]) for row in rows} == {("12", "264")}
     done = inside("attack", "a1", parts[0], parts[0], tmp_path / "both")
-    done.fails(1, "'kim-m1' is in another folder, too")
+    done.fails(1, "'kim-m1' is also in another folder")
     inside("attack", "a1", parts[0]).fails(2, "at least one folder and OUT")
 
 

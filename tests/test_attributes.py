@@ -172,14 +172,16 @@ def test_areas_are_those_of_scikit_learn():
 
 def test_too_few_of_a_known_class_give_no_figures_and_a_line(tmp_path: Path, capsys):
     assert tell(some(6, 1.0), tmp_path) == []
-    assert "sex is not attacked: models of 3 of f, 3 of m are known" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "sex is not attacked: two classes of at least 4 people are needed" in said
+    assert "and there are 3 of f, 3 of m" in said
     prints, people, told = some(40, 1.0)
     assert len(tell((prints, people, told), tmp_path)) == 1
     # What an earlier run has left does not stay.
     empty = dict.fromkeys(told, "")
     assert tell((prints, people, empty), tmp_path) == []
     assert read_tsv(tmp_path / "attributes.tsv", COLUMNS) == []
-    assert "models of nobody are known" in capsys.readouterr().err
+    assert "people are needed, and there are none" in capsys.readouterr().err
 
 
 def test_rare_classes_and_people_of_several_are_left_out(tmp_path, capsys):
@@ -188,7 +190,7 @@ def test_rare_classes_and_people_of_several_are_left_out(tmp_path, capsys):
     (row,) = tell((prints, people, told), tmp_path)
     assert (row["speakers"], row["models"], row["classes"]) == (37, 74, "f 18; m 19")
     said = capsys.readouterr().err
-    assert "sex: 2 people of several classes left out" in said
+    assert "sex: 2 people with several classes left out" in said
     assert "classes of fewer than 4 people left out: x (1)" in said
 
 
@@ -257,13 +259,13 @@ def test_mistakes_are_told(written, tmp_path):
         done = told_by(written, tmp_path, "--table", data / "spk2age", "--bins", bins)
         done.fails(2, "not numbers in ascending order")
     done = told_by(written, tmp_path, "--table", data / "utt2accent", "--bins", "3")
-    done.fails(1, f"{data}/utt2accent: no table holds numbers alone; leave --bins out")
+    done.fails(1, f"{data}/utt2accent: no table has only numbers; leave out --bins")
     for name in ("utt2spk", "text", "spk2utt"):
         done = told_by(written, tmp_path, "--table", data / name)
-        done.fails(1, f"{data}/{name}: no table of an attribute; name a utt2X or a spk2X")
+        done.fails(1, f"{data}/{name}: not a table of an attribute; give a utt2X or a spk2X")
     (tmp_path / "spk2age").write_text("nobody 3\n")
     done = told_by(written, tmp_path, "--table", tmp_path / "spk2age")
-    done.fails(1, f"{tmp_path}/spk2age: none of the speakers of the models, such as 's00'")
+    done.fails(1, f"{tmp_path}/spk2age: it has none of the models' speakers, such as 's00'")
     both = ("--table", data / "spk2age", "--table", tmp_path / "spk2age")
     (tmp_path / "spk2age").write_text("s01 3\n")
     told_by(written, tmp_path, *both).fails(1, "a second table of 'age'")

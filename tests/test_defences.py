@@ -227,7 +227,7 @@ def test_a_mean_is_of_other_speakers(world):
             if a < b and np.allclose(rest, plain[a][key] + plain[b][key], atol=1e-5)
         ]
         assert len(pairs) == 1
-    with pytest.raises(UserError, match="mean=9, but there are 4 models of others"):
+    with pytest.raises(UserError, match="mean=9, but there are 4 models of other speakers"):
         seen(world, "mean=9")
 
 

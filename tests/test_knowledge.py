@@ -223,10 +223,10 @@ def test_footprints_without_the_defence_must_be_of_the_same_models(tmp_path):
     where, behind, plain = [tmp_path], prints(rows, "bits=8"), prints(rows, "")
     assert undefended(plain, [], []) is None
     with pytest.raises(
-        UserError, match="behind bits=8, and those without are not given; give --un"
+        UserError, match="behind bits=8, and undefended ones are not given; give --un"
     ):
         undefended(behind, [], [])
-    with pytest.raises(UserError, match="--undefended, but the footprints are behind no defence"):
+    with pytest.raises(UserError, match="--undefended is given, but the footprints are behind no"):
         undefended(plain, [plain], where)
     with pytest.raises(UserError, match="made behind bits=8"):
         undefended(behind, [behind], where)
@@ -234,7 +234,7 @@ def test_footprints_without_the_defence_must_be_of_the_same_models(tmp_path):
     with pytest.raises(UserError, match=f"no footprint of '{CLIENTS[0]}'"):
         undefended(behind, [less], where)
     other = Prints(plain.models, plain.speakers, plain.layers, {"defence": "", "part": "affine"})
-    with pytest.raises(UserError, match="another part of the layers"):
+    with pytest.raises(UserError, match="the part of the layers differs"):
         undefended(behind, [other], where)
     # In another order, they are those of the models.
     turned = Prints(

@@ -197,8 +197,8 @@ def test_attackers_who_know_a_defence_and_who_do_not(behind, rows):
 
 def test_what_is_no_defence_of_a_client_is_refused(learnt, tmp_path):
     command = ("attack", "membership", learnt, tmp_path, "--round", "1", "--defence")
-    inside(*command, "mean=2").fails(1, "membership is asked of what single clients send; leave")
-    inside(*command, "x").fails(1, "defence 'x' of 'x'")
+    inside(*command, "mean=2").fails(1, "membership is attacked in updates of single clients")
+    inside(*command, "x").fails(1, "invalid defence 'x' in 'x'")
 
 
 def test_a_model_of_the_same_speakers_other_speech_has_no_members(voices, tmp_path):

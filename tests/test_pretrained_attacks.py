@@ -171,7 +171,7 @@ def test_all_attacks(world: Path, tmp_path: Path, kind: str):
 # What is not applicable, and why.
 NOT_INVERTED = {
     "ctc wave": {"gradient matching": "takes waveforms"},
-    "decoder": {"bag of tokens": "the output layer is not sent: adapters leave it as it is"},
+    "decoder": {"bag of tokens": "the output layer is not sent: adapters do not change it"},
 }
 
 

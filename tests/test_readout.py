@@ -185,7 +185,7 @@ def test_ivectors_that_change_now_and_then_are_read_out_by_their_mean(world, tmp
     ("encoder", "why"),
     [
         ("transformer", "sees patches of its input"),
-        ("adapted", "is not sent: adapters leave it as it is"),
+        ("adapted", "is not sent: adapters do not change it"),
         ("personal", "is not sent: clients keep it"),
     ],
 )
@@ -278,4 +278,4 @@ def test_before_batchnorm_a_bias_does_not_move(tmp_path, monkeypatch):
     assert np.abs(moved).max() < 1e-4 * np.abs(weights).max()
     two = ("--round", "1", "--round", "2")
     fedtools("attack", "weights", path, tmp_path / "out", *two, *FEW).ok()
-    assert "BatchNorm follows at once" in status_of(tmp_path / "out")["input"]
+    assert "BatchNorm follows directly" in status_of(tmp_path / "out")["input"]

@@ -292,7 +292,7 @@ def test_a_corpus_that_tells_no_sex(recipe, tmp_path):
     )
     forks = forked(surroundings(recipe))
     done = run("utils/attack_updates.sh", *given, env=forks, cwd=recipe)
-    assert "sex is not attacked: models of nobody are known" in done.ok().out
+    assert "sex is not attacked: two classes of at least 4 people" in done.ok().out
     for number in range(2):
         found = read_tsv(tmp_path / "updates" / f"defence{number}" / "attributes.tsv", None)
         assert {row["attribute"] for row in found} == {"accent"}

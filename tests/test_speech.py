@@ -213,7 +213,7 @@ def test_silence_is_left_out_and_named(spoken, tmp_path, installed):
     ):
         write(data, {name: [*(data / name).read_text().splitlines(), line]})
     done = speech(data, tmp_path / "out", easy, env=installed).ok()
-    assert "left out, as they are silence: s0-9" in done.err
+    assert "left out because they are silent: s0-9" in done.err
     soundfile.write(silent.with_name("s0.wav"), np.zeros(16000 * 60), 16000)
     wav = (data / "wav.scp").read_text().replace(str(spoken / "s0.wav"), str(tmp_path / "s0.wav"))
     (data / "wav.scp").write_text(wav)
@@ -234,7 +234,7 @@ def test_what_trials_do_not_fit_is_told(spoken, tmp_path):
     unknown = trials(tmp_path / "trials.round", {f"{m}-r0002": s for m, s in speakers.items()})
     speak(spoken, tmp_path / "out", unknown).fails(1, f"{unknown}:1: no model 's0-m0-r0002'")
     done = inside("attack", "speech", spoken, spoken, tmp_path / "out", "--trials", easy)
-    done.fails(1, "'s0-m0' is a client of another folder, too")
+    done.fails(1, "'s0-m0' is also a client of another folder")
     inside("attack", "speech", spoken, "--trials", easy).fails(2, "at least one DATA and OUT")
     assert not (tmp_path / "out").exists()
 

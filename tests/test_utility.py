@@ -126,7 +126,7 @@ def test_where_nobody_is(world, tmp_path):
     inside(*command, "--defence", "none").fails(
         1, "no valid data; there are train, held, strangers"
     )
-    inside(*command, "--defence", "x=1", "--split", "held").fails(1, "defence 'x=1' of 'x=1'")
+    inside(*command, "--defence", "x=1", "--split", "held").fails(1, "defence 'x=1' in 'x=1'")
 
 
 def test_a_speaker_is_measured_by_each_of_its_models(tmp_path):

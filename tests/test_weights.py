@@ -404,17 +404,17 @@ def test_hostile_files_are_told_in_a_line(world, tmp_path):
     path = changed(world, tmp_path, shorten)
     done = inside("attack", "weights", path, tmp_path / "out")
     why = "s00-a1: refused: update.1.safetensors: tensor 'ctc.ctc_lo.bias' is float32 of shape"
-    done.fails(1, "no model is left whose speaker is known", why)
+    done.fails(1, "no model with a known speaker is left", why)
     for one in path.glob("round_0001/update.*"):
         one.unlink()
     done = inside("attack", "weights", path, tmp_path / "out")
-    done.fails(1, "what clients sent is not there any more", "keep_updates: true")
+    done.fails(1, "client updates are missing", "keep_updates: true")
     other = ("--set", "weights.constant=[4, 2]")
     inside("attack", "weights", world / "exp", tmp_path / "x", *other).fails(1, "constant")
     inside("attack", "weights", world / "exp").fails(2, "EXP... OUT")
     both = ("--cohort", world / "exp")
     done = inside("attack", "weights", world / "exp", tmp_path / "x", *both)
-    done.fails(1, "'s00-a1' is in another experiment, too")
+    done.fails(1, "'s00-a1' is also in another experiment")
     far = ("--set", "weights.constant=[20, 99]")
     inside("attack", "weights", world / "exp", tmp_path / "x", *far).fails(1, "of 26 values")
 
@@ -425,7 +425,7 @@ def test_other_networks_are_not_compared(world, tmp_path):
     shutil.copytree(world / "tokens", tmp_path / "tokens")
     other = begin(tmp_path, "other", model=model)
     done = inside("attack", "weights", world / "exp", tmp_path / "out", "--cohort", other)
-    done.fails(1, f"{other}: other tensors are sent than in {world / 'exp'}")
+    done.fails(1, f"{other}: the tensors sent differ from those of {world / 'exp'}")
 
 
 # --- defences

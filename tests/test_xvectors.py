@@ -101,7 +101,7 @@ def test_a_step_is_never_of_a_single_piece():
     network = train_xvectors([view], Training(2, A2(width=8, utterances=2)))
     assert all(value.isfinite().all() for value in network.state_dict().values())
     alone = probe._replace(inputs=lambda: iter([next(probe.inputs())]))
-    with pytest.raises(UserError, match="the Indicator is one utterance; give two"):
+    with pytest.raises(UserError, match="the Indicator has only one utterance; give at"):
         train_xvectors([View(alone, states, speakers)], Training(2, A2(width=8)))
 
 
@@ -188,6 +188,6 @@ def test_what_is_not_finite_is_refused_or_told(capsys):
         "s01-0",
         "s01-1",
     ]
-    assert "s00-1: refused: embeddings that are not finite" in capsys.readouterr().err
+    assert "s00-1: refused: embeddings are not finite" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"attack A2, layer 2: the loss is nan; lower a2\.rate"):
         train_xvectors([view], Training(2, A2(width=8, epochs=1)))

@@ -1,1 +1,1 @@
-"""Attacks on what clients of a federation send."""
+"""Attacks on what the clients of a federation send."""

@@ -1,10 +1,11 @@
-"""Attack A1: are two personalised models of one speaker? By the distance of their footprints.
+"""Attack A1: verify speakers by the distance between the footprints of personalised models.
 
 Tomashenko et al. (ICASSP 2022), section 3.2.1, equation 4: "the L2-normalised Euclidean distance"
 of means and of deviations. The equation divides the distance of two vectors by the product of their
-lengths, so that a model that moved further seems nearer to all others; the words may as well mean
-the distance of vectors of unit length. Both are here, and the scores that speaker verification
-would take: cosines, centred on models of other people and normed by their scores with these.
+lengths, so that a model that moved further seems nearer to all others; the words may also mean the
+distance between vectors of unit length. Both are implemented, and so are the scores that speaker
+verification would use: cosines, centred on models of other people and normalised by the scores with
+these models.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fedtools.files.sections import Bootstrap
 
 
 def distances(vectors: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
-    """||a - b|| / (||a|| ||b||) for all pairs: the distance of a / ||a||^2 and b / ||b||^2.
+    """Return ||a - b|| / (||a|| ||b||) for all pairs: the distance of a / ||a||^2 and b / ||b||^2.
 
     Args:
         vectors: (N, D).
@@ -46,12 +47,12 @@ def distances(vectors: np.ndarray, others: np.ndarray | None = None) -> np.ndarr
     (one, short), (two, thin) = (
         _directions(np.asarray(rows, np.float64)) for rows in (vectors, others)
     )
-    # The middle of all is taken away: what is left is as far apart, and rounds less.
+    # Subtracting a common mean keeps all distances and reduces rounding errors.
     middle = one.mean(0)
     one, two = one - middle, two - middle
     angles = (one**2).sum(1)[:, None] + (two**2).sum(1) - 2 * one @ two.T
     with np.errstate(invalid="ignore"):
-        # Lengths and directions apart: a model that hardly moved must not cost others their digits.
+        # Lengths and directions apart: a model that hardly moved must not cost others precision.
         squares = (short[:, None] - thin) ** 2 + short[:, None] * thin * np.maximum(angles, 0)
     return np.sqrt(np.where(np.isfinite(squares), squares, np.inf))
 
@@ -59,12 +60,12 @@ def distances(vectors: np.ndarray, others: np.ndarray | None = None) -> np.ndarr
 def rho(
     footprints: np.ndarray, others: np.ndarray | None = None, alpha: tuple[float, float] = A1.alpha
 ) -> np.ndarray:
-    """Equation 4 for all pairs of models. It is a distance: small where speakers seem the same.
+    """Compute equation 4 for all pairs of models: a distance, small where speakers seem the same.
 
     Args:
         footprints: (N, 2, D), mean and standard deviation of each model.
         others: (M, 2, D); by default the same models.
-        alpha: weights of the distance of means and of that of deviations.
+        alpha: weights of the distance between means and of that between deviations.
 
     Returns:
         (N, M).
@@ -78,7 +79,7 @@ def rho(
 
 
 def _directions(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors of length 1, 0 for those of length 0, and 1 / their lengths before."""
+    """Return unit vectors, 0 for vectors of length 0, and the inverses of the lengths."""
     lengths = np.linalg.norm(vectors, axis=1)
     with np.errstate(divide="ignore"):
         return vectors / np.where(lengths, lengths, 1)[:, None], 1 / lengths
@@ -95,23 +96,24 @@ def attack(
     resamples: int = Bootstrap.resamples,
     seed: int = 0,
 ) -> list[Mapping[str, object]]:
-    """Decide all trials by the distance of footprints, layer by layer; write OUT/a1.tsv.
+    """Decide all trials by the distance between footprints of each layer; write OUT/a1.tsv.
 
-    Both parts of a footprint, means alone and deviations alone (figures 4 and 5), on each kind of
-    trials; by each of the scores that are asked for. Behind a defence there are rows of each
-    attacker of `fedtools.attack.knowledge`; a distance learns nothing, so that it has no
-    semi-informed one.
+    There are rows for both parts of a footprint, for means alone and for deviations alone (figures
+    4 and 5), for each kind of trials and each score in the options. With a defence there are rows
+    for each attacker of `fedtools.attack.knowledge`; a distance is not trained, so that it has no
+    semi-informed attacker.
 
     Args:
-        prints: as `read_footprints` gives them, those of the cohort too.
-        models: those with a speaker; see `fedtools.attack.verify`.
-        out: gets also trials.<kind>, and a score for each in a1.<layer>.<kind>; of unit vectors in
-            a1-unit.<layer>.<kind>, with a cohort in a1-cohort.<layer>.<kind>; behind a defence the
-            attacker comes before the kind.
-        cohort: models of other people, by which scores are centred and normed; by default those of
-            `models` that are of neither speaker of a trial, see `fedtools.attack.cohort`.
-        undefended: of the same models without the defence, see `footprint_files.undefended`.
-        resamples: of intervals.
+        prints: footprints as `read_footprints` returns them, including those of the cohort.
+        models: models with a known speaker; see `fedtools.attack.verify`.
+        out: directory that also gets trials.<kind>, and a score for each trial in
+            a1.<layer>.<kind>; of unit vectors in a1-unit.<layer>.<kind>, with a cohort in
+            a1-cohort.<layer>.<kind>; with a defence, the attacker comes before the kind.
+        cohort: models of other people, by which scores are centred and normalised; by default those
+            of `models` by neither speaker of a trial, see `fedtools.attack.cohort`.
+        undefended: footprints of the same models without the defence, see
+            `footprint_files.undefended`.
+        resamples: number of bootstrap resamples for intervals.
         seed: see `make_trials`.
     """
     seen = _Seen(prints, undefended, models, cohort or {}, seed)
@@ -131,7 +133,7 @@ def attack(
 
 @dataclass(frozen=True)
 class _Seen:
-    """The footprints that are compared, and what else attackers have; see `attack`."""
+    """Footprints to compare, and what else attackers know; see `attack`."""
 
     prints: Prints
     undefended: Prints | None
@@ -140,7 +142,7 @@ class _Seen:
     seed: int
 
     def attackers(self, score: str) -> Sequence[str]:
-        """Those of whom a score tells something of its own."""
+        """Return the attackers for whom a score differs."""
         if self.undefended is None:
             return (ANY,)
         return ATTACKERS if score == "cohort" else (IGNORANT, LAZY)
@@ -148,7 +150,7 @@ class _Seen:
     def scores(
         self, layer: str, score: str, attacker: str, alpha: tuple[float, float]
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """Scores of all pairs of models, large where two are alike, by their name."""
+        """Yield names and scores of all pairs of models; scores are large where two are alike."""
         tested, plain = self.prints.layers[layer], None
         if self.undefended is not None:
             plain = self.undefended.layers[layer]
@@ -177,11 +179,11 @@ class _Seen:
         enrolled = plain if plain is not None and not enrols_defended(attacker) else tested
         rows, columns = (unit(one) if score == "unit" else one for one in (enrolled, tested))
         for way, weights in ways.items():
-            # A distance: the nearer, the more alike.
+            # The distance is negated: scores are large where two models are alike.
             yield way, -rho(rows, columns, weights)
 
     def _cohort(self, tested: np.ndarray, plain: np.ndarray | None, attacker: str) -> np.ndarray:
-        """Cosines centred on, and normed by, models of other people."""
+        """Return cosines centred on, and normalised by, models of other people."""
         given = self.prints.models, self.models, self.cohort, self.seed
         if plain is None:
             return normed_cosines(tested, *given)
@@ -189,9 +191,9 @@ class _Seen:
 
 
 def unit(footprints: np.ndarray) -> np.ndarray:
-    """Footprints, (models, 2, D), whose means and deviations have the length 1, or 0 as before.
+    """Return footprints, (models, 2, D), with means and deviations of length 1; zeros stay 0.
 
-    Equation 4 of these is the distance of the vectors themselves, since it divides by 1.
+    Equation 4 of these is the distance between the vectors themselves, since it divides by 1.
     """
     rows = np.asarray(footprints, np.float64).reshape(-1, footprints.shape[-1])
     return _directions(rows)[0].reshape(footprints.shape)
@@ -207,14 +209,14 @@ def normed_cosines(
     undefended: np.ndarray | None = None,
     attacker: str = ANY,
 ) -> np.ndarray:
-    """Cosines of all pairs of models, centred on a cohort and s-normed by it.
+    """Return cosines of all pairs of models, centred on a cohort and s-normed by it.
 
     Args:
         vectors: (models, D).
-        names: of the models; those of no known speaker have no scores.
-        models, cohort: as of `attack`.
-        undefended: the same without a defence, and ...
-        attacker: ... who has which of the two; rows of the result are what is enrolled.
+        names: names of the models; models without a known speaker have no scores.
+        models, cohort: as in `attack`.
+        undefended: the same vectors without a defence.
+        attacker: decides which of the two are enrolled (the rows of the result) and learnt from.
 
     Returns:
         (models, models), NaN where there is no score.

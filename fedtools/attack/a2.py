@@ -1,10 +1,10 @@
 """Attack A2: speaker embeddings of personalised models, compared by PLDA and by the cosine.
 
-Tomashenko et al. (ICASSP 2022), section 3.2.2. All is learnt from some people's models (Part-1),
-and decides trials of other people's (Part-2). The people it is learnt from are dealt into two
-parts: the network is trained on one, and LDA, PLDA, cohort and calibration are of the other, which
-it has never seen, no more than those under attack. Embeddings of who it was trained on lie further
-apart.
+Tomashenko et al. (ICASSP 2022), section 3.2.2. Everything is learnt from some people's models
+(Part-1), and decides trials of other people's models (Part-2). The people of Part-1 are split in
+two: the network is trained on one half, and LDA, PLDA, cohort and calibration are learnt from the
+other. The network has never seen the people of the second half, as it has never seen those under
+attack; embeddings of people it was trained on would lie further apart.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from fedtools.files.sections import Bootstrap
 from fedtools.files.seeds import seed64
 from fedtools.tasks.base import as_configured
 
-# So many people with two models of a speaker are needed whom the network "is", or "is not", trained
-# on. Of the latter, scores of two are calibrated on PLDA of four: PLDA of two would have a single
-# dimension, in which vectors of one length tell nothing.
+# The least number of people with two models of one speaker, whom the network "is", or "is not",
+# trained on. Of six people, scores of two are calibrated with PLDA of the other four: PLDA of two
+# would have a single dimension, in which vectors of one length carry no information.
 _LEAST = {"is": 2, "is not": 6}
 
 
 @dataclass(frozen=True)
 class Look:
-    """How models are looked at.
+    """Rounds, defence and resamples of an attack.
 
     Attributes:
-        rounds: in which they were sent, of both experiments.
-        defence: of the clients under attack, see `fedtools.attack.defences`.
-        resamples: as of attack A1.
+        rounds: rounds of both experiments in which models were sent.
+        defence: defence of the clients under attack, see `fedtools.attack.defences`.
+        resamples: as in attack A1.
     """
 
     rounds: Sequence[int] = (1,)
@@ -62,12 +62,12 @@ class Look:
 
 @dataclass(frozen=True)
 class Side:
-    """An experiment's models.
+    """Models of one experiment.
 
     Attributes:
         federation: the experiment.
-        victims: what its clients sent.
-        probes: of each round, how its models are looked at.
+        victims: models that its clients sent.
+        probes: round -> probe of its models.
     """
 
     federation: Federation
@@ -78,12 +78,12 @@ class Side:
     def open(
         cls, federation: Federation, victims: Victims, indicator: Path, look: Look, held: int
     ) -> Side:
-        """Make the probes.
+        """Open an experiment's models with one probe per round.
 
         Raises:
             UserError: if a speaker of the Indicator is in the training data.
         """
-        # An embedding is of one utterance: of clips, too.
+        # An embedding belongs to one utterance, so clips are not batched.
         probes = {
             number: make_probe(federation, number, indicator, held, clips_at_once=1)
             for number in look.rounds
@@ -91,7 +91,7 @@ class Side:
         return cls(federation, victims, probes)
 
     def of(self, speakers: set[str]) -> Side:
-        """The models of some speakers alone."""
+        """Return the models of some speakers alone."""
         own = self.victims
         kept = {
             name: one for name, one in own.messages.items() if own.speakers.get(name) in speakers
@@ -99,10 +99,10 @@ class Side:
         return Side(self.federation, Victims(kept, own.refused, own.speakers), self.probes)
 
     def views(self, defence: str, seed: int) -> Iterator[View]:
-        """The models of each round that were sent and have a speaker, behind a defence.
+        """Yield the models of each round that have a speaker, behind a defence.
 
         Args:
-            seed: of its noise and groups, which are of these models alone.
+            seed: random seed of the defence's noise and groups, which are of these models alone.
         """
         own = self.victims
         for number, probe in self.probes.items():
@@ -120,14 +120,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Attacker:
-    """What one attacker has.
+    """Embeddings and scorer of one attacker.
 
     Attributes:
         name: see `fedtools.attack.knowledge`.
-        learnt: names and embeddings of the models that it has learnt from, means over utterances.
-        enrolled, tested: embeddings of the models under attack, likewise, as it enrols them, and
-            as clients sent them.
-        scorer: by which it compares them.
+        learnt: name -> embedding of each model it has learnt from, a mean over utterances.
+        enrolled, tested: likewise for the models under attack, as the attacker enrols them, and as
+            clients sent them.
+        scorer: compares embeddings.
     """
 
     name: str
@@ -150,38 +150,38 @@ def attack(
     """Learn from one experiment's models, decide trials of another's; write OUT/a2.<layer>.tsv.
 
     Args:
-        known: people's models that the attacker knows the speakers of.
-        attacked: models of others. In the first of the rounds they began with the same global
-            model; in later ones differences are to each experiment's own.
-        indicator: speech of neither.
-        table: what is known of the attacked models, and may be known of the others, see
+        known: experiment whose speakers the attacker knows.
+        attacked: experiment of other people. In the first of the rounds both began with the same
+            global model; in later rounds, differences are to each experiment's own global model.
+        indicator: speech of people in neither experiment.
+        table: what is known of the attacked models, and optionally of the known ones, see
             `verify.read_models`; None: their speakers.
-        out: gets also embeddings, trials and scores.
+        out: directory that also gets embeddings, trials and scores.
 
     Raises:
-        UserError: if the two began with different models, share a speaker with each other or the
-            Indicator, or too few speakers have two models.
+        UserError: if the experiments began with different models, share a speaker with each other
+            or with the Indicator, or too few speakers have two models.
     """
     Defence.parse(look.defence)
     first = look.rounds[0]
     if known.experiment.round(first).base() != attacked.experiment.round(first).base():
-        problem = f"round {first} began with another model than in {known.experiment.path}"
+        problem = f"round {first} did not begin with the same model as in {known.experiment.path}"
         raise UserError(problem, path=attacked.experiment.path)
     ours, theirs = (sound_victims(one, look.rounds) for one in (known, attacked))
     _check_apart(known, ours, attacked, theirs, indicator)
     people = _people(ours, table)
     trained, left = _part(ours, people, training, known.where)
     sent = [name for name in theirs.messages if name in theirs.speakers]
-    told = known_speakers(sent, [theirs.speakers[name] for name in sent], table)
+    described = known_speakers(sent, [theirs.speakers[name] for name in sent], table)
     held = training.options.held
     side = Side.open(known, ours, indicator, look, held)
     under_attack = Side.open(attacked, theirs, indicator, look, held)
     found = list(_attackers(side.of(trained), side.of(left), under_attack, people, training, look))
     names = sorted(set.intersection(*(one.tested.keys() & one.enrolled.keys() for one in found)))
-    models = {one: told[one] for one in names}
+    models = {one: described[one] for one in names}
     name = f"a2.h{training.layer}"
     for path in out.glob(f"{name}.*"):
-        # Of attackers that there may be no more.
+        # An earlier run may have written files of attackers that this run does not have.
         path.unlink()
     write_yaml(out / f"{name}.yaml", _chosen(training, look))
     groups = groups_of(attacked, theirs, look.rounds, look.defence, training.seed)
@@ -199,43 +199,44 @@ def attack(
 def _check_apart(
     known: Federation, ours: Victims, attacked: Federation, theirs: Victims, indicator: Path
 ) -> None:
-    """Raise a `UserError` if the two share a speaker, or one has no speaker with two models."""
+    """Raise a `UserError` if both share a speaker, or one has no speaker with two models."""
     for federation, one in ((known, ours), (attacked, theirs)):
         sent = _speakers(one)
         if len(sent) == len(set(sent)):
-            remedy = "give a second --round, of which each client has a model, too"
+            remedy = "give a second --round, so that each client has two models"
             raise UserError("no speaker has two models", path=federation.where, remedy=remedy)
     if shared := set(ours.speakers.values()) & set(theirs.speakers.values()):
         problem = f"{min(shared)!r} is in two of the experiments and the Indicator"
         raise UserError(problem, path=indicator, remedy="give disjoint speakers")
     if twice := ours.messages.keys() & theirs.messages.keys():
-        raise UserError(f"{min(twice)!r} is in another experiment, too", path=attacked.where)
+        raise UserError(f"{min(twice)!r} is also in another experiment", path=attacked.where)
 
 
 def _speakers(victims: Victims) -> list[str]:
-    """Of each model that has one."""
+    """Return the speaker of each model that has one."""
     return [victims.speakers[name] for name in victims.messages if name in victims.speakers]
 
 
 def _people(victims: Victims, table: Path | None) -> dict[str, str]:
-    """Speaker -> person, the speaker's own name where the table does not tell."""
-    told = read_models(table) if table else {}
+    """Return speaker -> person; the speaker's own name where the table has no person."""
+    known = read_models(table) if table else {}
     found = {speaker: speaker for speaker in victims.speakers.values()}
     for name, speaker in victims.speakers.items():
-        if name in told and told[name].speaker == speaker and told[name].person:
-            found[speaker] = told[name].person
+        if name in known and known[name].speaker == speaker and known[name].person:
+            found[speaker] = known[name].person
     return found
 
 
 def _part(
     victims: Victims, people: Mapping[str, str], training: Training, where: Path
 ) -> tuple[set[str], set[str]]:
-    """The speakers that the network is trained on, and those that it has never seen.
+    """Split speakers into those that the network is trained on, and those that it never sees.
 
-    People are dealt by the seed: those who have two models of a speaker in the same share as all.
+    People are split by the seed; those with two models of a speaker are split in the same
+    proportion.
 
     Raises:
-        UserError: if there are too few of them in either part.
+        UserError: if either part has too few people with two models of a speaker.
     """
     sent = _speakers(victims)
     most = _most(sent, people)
@@ -250,7 +251,7 @@ def _part(
 
 
 def _most(sent: Sequence[str], people: Mapping[str, str]) -> dict[str, int]:
-    """Person -> the most models that a speaker has who is that person.
+    """Return person -> the largest number of models that one of the person's speakers has.
 
     Args:
         sent: the speaker of each model.
@@ -262,7 +263,14 @@ def _most(sent: Sequence[str], people: Mapping[str, str]) -> dict[str, int]:
 
 
 def _need(sent: Sequence[str], people: Mapping[str, str], kind: str, where: Path) -> None:
-    """Raise a `UserError` if too few are of the people that the network "is" trained on, or not."""
+    """Raise a `UserError` if too few people have two models of a speaker.
+
+    Args:
+        sent: the speaker of each model.
+        people: speaker -> person.
+        kind: whether the network "is", or "is not", trained on these models.
+        where: the experiment, for the message.
+    """
     count = sum(many > 1 for many in _most(sent, people).values())
     if count < _LEAST[kind]:
         problem = f"the network {kind} trained on {count} people with two models of a speaker"
@@ -278,17 +286,17 @@ def _attackers(
     training: Training,
     look: Look,
 ) -> Iterator[Attacker]:
-    """All attackers of a defence, or the only one if there is none.
+    """Yield all attackers of a defence, or the only attacker if there is no defence.
 
     Args:
-        trained: models of people that the network is trained on.
-        left: of those that all else is learnt from.
-        attacked: of those under attack.
-        people: of each speaker of the former two.
+        trained: models of the people that the network is trained on.
+        left: models of the people that everything else is learnt from.
+        attacked: models under attack.
+        people: the person of each speaker in `trained` and `left`.
     """
     defence = "" if look.defence in ("", NO_DEFENCE) else look.defence
     everybody = ATTACKERS if defence else (ANY,)
-    # The random numbers of the clients under attack are not known.
+    # The attacker does not know the random numbers of the clients under attack.
     guessed = seed64(training.seed, "defence of those known")
     for learns in (False, True):
         names = [one for one in everybody if learns_defended(one) == learns]
@@ -298,7 +306,7 @@ def _attackers(
         network = train_xvectors(list(trained.views(*of_known)), training)
         embedded = dict(_embedded(left.views(*of_known), network, training))
         speakers = [left.victims.speakers[name] for name in embedded]
-        # Some may have been refused.
+        # Some models may have been refused.
         _need(speakers, people, "is not", left.federation.where)
         owners = np.array([people[one] for one in speakers])
         learnt = Learnt(np.stack(list(embedded.values())), np.array(speakers), owners)
@@ -329,10 +337,10 @@ def _scored(
     training: Training,
     groups: Mapping[str, Sequence[str]],
 ) -> Iterator[tuple[str, str, str, np.ndarray]]:
-    """What `decide` takes: attacker, layer, what scores are of, and scores of all pairs.
+    """Yield attacker, layer, kind of score, and scores of all pairs, as `decide` takes them.
 
     Args:
-        groups: of models that are means, whose they are.
+        groups: for each model that is a mean, the names of the models in the mean.
     """
     for one in found:
         shared = share_updates(one.name, names, groups) if groups else False
@@ -350,7 +358,7 @@ def _write_embeddings(path: Path, one: Attacker) -> None:
 
 
 def _chosen(training: Training, look: Look) -> dict[str, object]:
-    """What the result depends on, by name."""
+    """Return the options that the result depends on, by name."""
     options = asdict(training.options)
     network = {name: options[name] for name in ("width", "epochs", "utterances", "frames", "rate")}
     decision = {name: options[name] for name in ("network", "held", "dimension", "others")}

@@ -1,8 +1,8 @@
-"""Of which sex, age or accent is the speaker? A classifier of footprints of other people's models.
+"""Attack on attributes: classify a speaker's sex, age or accent from footprints of models.
 
-What is told of each layer: logistic regression on means and deviations of the differences
-(`fedtools.attack.footprints`), each value scaled by its spread in training; all models of a person
-are either trained on or tested, in turn, those of several talks too.
+Each layer has a classifier, trained on other people's models: logistic regression on means and
+deviations of the differences (`fedtools.attack.footprints`), each value scaled by its spread in
+training. In cross-validation all models of a person, those of several talks too, are in one part.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ COLUMNS = (
     "AUClow", "AUChigh", "permuted%", "p", "plain%", "majority%", "models", "speakers", "classes",
 )  # fmt: skip
 SEX = "sex"
-# Speakers are cut into so many parts, each tested once.
+# Number of parts that people are split into; each part is tested once.
 _PARTS = 10
-# Of each class.
+# The least number of people of a class.
 FEWEST = 4
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """The models whose class is known, and what is common to all layers of them.
+    """Models whose class is known, and what their layers have in common.
 
     Attributes:
-        kept: (models,), their places among all models.
+        kept: (models,), their indices among all models.
         classes: names, in the order in which people are dealt out.
         people: names.
         person: (models,), the number of each model's person.
@@ -56,7 +56,7 @@ class Labelled:
 
     @property
     def counts(self) -> np.ndarray:
-        """How many people are of each class."""
+        """Return the number of people of each class."""
         return np.bincount(self.label, minlength=len(self.classes))
 
 
@@ -71,32 +71,34 @@ def attack(
     resamples: int = Bootstrap.resamples,
     seed: int = 0,
 ) -> list[dict[str, object]]:
-    """Tell attributes of each model's speaker, layer by layer; write OUT/attributes.tsv.
+    """Classify attributes of each model's speaker from each layer; write OUT/attributes.tsv.
 
-    Of an attribute of which fewer than two classes have four people, as in corpora that do not tell
-    it, the table has no rows and a line on stderr says why: other attacks on the same models go on.
+    An attribute with fewer than two classes of at least four people, as in corpora that do not
+    record it, has no rows, and a line on stderr says why: other attacks on the same models go on.
 
-    Accuracy is the mean of all classes' (so that saying always the same gives chance, 100 / number
-    of classes), and that of all models beside it (so that it gives the majority's share). AUC is
-    the mean over classes, each against all others; by chance it is 50. Both intervals hold that
-    of draws of speakers and, because draws of no error know of none, the exact binomial one: of
-    accuracy, of as many independent speakers, all classes being as many as the rarest one; of AUC,
-    of as many independent pairs of two classes as the rarest one has people. `permuted%` is the
-    mean AUC of classifiers trained and tested where people have each other's classes, and p the
-    share of these, the true one among them, whose AUC is no lower.
+    `accuracy%` is the mean over classes, so that a constant answer gives chance, 100 / number of
+    classes; `plain%` is the accuracy over all models, so that a constant answer gives the
+    majority's share. AUC is the mean over classes, each against all others; chance is 50. Each
+    interval covers the bootstrap interval over speakers and, because that has no width where no
+    draw has an error, the exact binomial interval: for accuracy, of as many independent speakers as
+    if all classes were as small as the rarest; for AUC, of as many independent pairs of two
+    classes as the rarest class has people. `permuted%` is the mean AUC of classifiers trained and
+    tested with people's classes permuted, and p is the share of these AUCs, counting the true one,
+    that are not below the true one.
 
     Args:
-        prints: as `read_footprints` gives them.
-        people: model -> who speaks.
+        prints: footprints as `read_footprints` returns them.
+        people: model -> person.
         attributes: attribute -> model -> class; models without one are left out.
-        undefended: of the same models without the defence, see `footprint_files.undefended`: there
-            is then an ignorant attacker, who has trained on these, beside the semi-informed one.
-        permutations: of people's classes; 0 for none.
-        resamples: draws of speakers; of fewer than ten there are none.
-        seed: of the parts, the permutations and the draws.
+        undefended: footprints of the same models without the defence, see
+            `footprint_files.undefended`: with them there is an ignorant attacker, trained on these,
+            in addition to the semi-informed one.
+        permutations: number of permutations of people's classes; 0 for none.
+        resamples: number of draws of speakers; fewer than ten speakers are not drawn.
+        seed: random seed of the parts, the permutations and the draws.
 
     Returns:
-        the rows that were written.
+        the rows written.
     """
     rows = []
     for attribute, classes in attributes.items():
@@ -126,23 +128,23 @@ def _labelled(
     classes: Mapping[str, str],
     out: Path,
 ) -> Labelled | None:
-    """Those who can be attacked, in classes of enough people; a line says why there are none."""
-    told: dict[str, set[str]] = {}
+    """Return the models in classes of enough people; None, with a line on stderr, if too few."""
+    stated: dict[str, set[str]] = {}
     for model in models:
         if classes.get(model):
-            told.setdefault(people[model], set()).add(classes[model])
-    own = {person: min(said) for person, said in told.items() if len(said) == 1}
-    if len(own) < len(told):
-        count = len(told) - len(own)
-        print(f"{out}: {attribute}: {count} people of several classes left out", file=sys.stderr)
+            stated.setdefault(people[model], set()).add(classes[model])
+    own = {person: min(names) for person, names in stated.items() if len(names) == 1}
+    if len(own) < len(stated):
+        count = len(stated) - len(own)
+        print(f"{out}: {attribute}: {count} people with several classes left out", file=sys.stderr)
     found = sorted(set(own.values()), reverse=True)
     sizes = {name: list(own.values()).count(name) for name in found}
     kept = [name for name in found if sizes[name] >= FEWEST]
     lacking = ", ".join(f"{size} of {name}" for name, size in sorted(sizes.items()))
     if len(kept) < 2:
         print(
-            f"{out}: {attribute} is not attacked: models of {lacking or 'nobody'} are known, and "
-            f"at least {FEWEST} people of each of two classes are needed",
+            f"{out}: {attribute} is not attacked: two classes of at least {FEWEST} people are "
+            f"needed, and there are {lacking or 'none'}",
             file=sys.stderr,
         )
         return None
@@ -157,7 +159,7 @@ def _labelled(
     return Labelled(np.array(places), kept, names.tolist(), person, label)
 
 
-# (Items, D) each: of what classifiers are trained on, and of what they are asked of.
+# What classifiers are trained on and tested on, (items, D) each.
 Features = tuple[np.ndarray, np.ndarray]
 
 
@@ -169,7 +171,7 @@ def _figures(
     resamples: int,
     seed: int,
 ) -> dict[str, object]:
-    """The figures of a layer."""
+    """Return the figures of a layer."""
     count, person = len(labelled.classes), labelled.person
     labels = labelled.label[person]
     scores = _scores(features, labelled, labelled.label, seed)
@@ -210,7 +212,7 @@ def _figures(
 
 
 def _scores(features: Features, labelled: Labelled, label: np.ndarray, seed: int) -> np.ndarray:
-    """What is said of each model if people's classes are these, (models, classes)."""
+    """Return cross-validated scores for some classes of people, (models, classes)."""
     parts = deal(labelled.people, label, seed)
     person = labelled.person
     return cross_validated(*features, label[person], len(labelled.classes), parts[person])
@@ -219,7 +221,7 @@ def _scores(features: Features, labelled: Labelled, label: np.ndarray, seed: int
 def _permuted(
     features: Features, labelled: Labelled, attribute: str, number: int, seed: int
 ) -> float:
-    """The AUC of one exchange of people's classes."""
+    """Return the AUC with one permutation of people's classes."""
     order = generator(seed, "permutation", attribute, number).permutation(len(labelled.people))
     label = labelled.label[order]
     scores = _scores(features, labelled, label, seed)
@@ -234,43 +236,43 @@ def cross_validated(
     parts: np.ndarray,
     **options: Any,
 ) -> np.ndarray:
-    """What a classifier that was trained on the other parts says of each item.
+    """Return each item's probabilities by a classifier trained on the other parts.
 
     Args:
-        learnt: (items, D), that it is trained on.
-        features: (items, D), that it is asked of; the same, or the same items otherwise.
+        learnt: (items, D), features to train on.
+        features: (items, D), features to test on; the same, or another version of the same items.
         labels: (items,), numbers of classes from 0.
-        classes: how many there are.
-        parts: (items,), the part of each.
+        classes: number of classes.
+        parts: (items,), the part of each item.
         options: of scikit-learn's LogisticRegression, in place of those for few people.
 
     Returns:
-        (items, classes), probabilities; 0 of a class that none of the other parts has.
+        (items, classes), probabilities; 0 for a class that is in none of the other parts.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    told = np.zeros((len(labels), classes))
+    found = np.zeros((len(labels), classes))
     chosen = options or {"C": 0.01, "class_weight": "balanced"}
     for part in np.unique(parts):
         tested = parts == part
         if len(known := np.unique(labels[~tested])) < 2:
-            # Of one class alone all are this one's.
-            told[np.ix_(tested, known)] = 1
+            # Only one class to learn from: every item gets it.
+            found[np.ix_(tested, known)] = 1
             continue
         model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, **chosen))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(learnt[~tested], labels[~tested])
-        told[np.ix_(tested, model.classes_)] = model.predict_proba(features[tested])
-    return told
+        found[np.ix_(tested, model.classes_)] = model.predict_proba(features[tested])
+    return found
 
 
 def balanced(
     right: np.ndarray, labels: np.ndarray, classes: int, weights: np.ndarray | None = None
 ) -> float:
-    """The mean of the classes' accuracies, in %; NaN if one is missing."""
+    """Return the mean of the classes' accuracies, in %; NaN if a class is missing."""
     weights = np.ones(len(right)) if weights is None else weights
     rates = []
     for kind in (labels == one for one in range(classes)):
@@ -280,7 +282,7 @@ def balanced(
 
 
 def areas(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The area under the ROC curve, of each class against all others, their mean, in %.
+    """Return the area under the ROC curve in %, a mean over classes, each against all others.
 
     Args:
         scores: (items, classes), large where an item seems to be of the class.
@@ -297,7 +299,7 @@ def areas(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.nda
         starts = np.flatnonzero(np.concatenate([[True], column[1:] > column[:-1]]))
         same = np.add.reduceat(own * positive, starts, axis=1)
         other = np.add.reduceat(own * ~positive, starts, axis=1)
-        # Of equal scores a half is taken as right.
+        # Ties count half.
         below = np.cumsum(other, 1) - other / 2
         with np.errstate(invalid="ignore"):
             total += (same * below).sum(1) / (same.sum(1) * other.sum(1))
@@ -305,7 +307,7 @@ def areas(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.nda
 
 
 def deal(people: Sequence[str], label: np.ndarray, seed: int) -> np.ndarray:
-    """Each person's part, (people,): all classes are dealt out in an order of the seed."""
+    """Return each person's part, (people,): classes are dealt out in an order from the seed."""
     keys = [(label[one], seed64(seed, "part", people[one])) for one in range(len(people))]
     order = sorted(range(len(people)), key=keys.__getitem__)
     parts = np.zeros(len(people), int)
@@ -314,7 +316,7 @@ def deal(people: Sequence[str], label: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _bounds(value: float, independent: int, drawn: np.ndarray | None) -> tuple[float, float]:
-    """The interval of a rate in %, which holds the binomial one and that of draws."""
+    """Return an interval of a rate in % that covers the binomial one and that of draws."""
     bounds = [binomial_bounds(value / 100, independent)]
     if drawn is not None:
         bounds.append(interval(drawn))

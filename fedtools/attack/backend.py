@@ -1,17 +1,16 @@
-"""What scores the embeddings of attack A2: LDA and PLDA, cosines, a cohort, and calibration.
+"""Back end of attack A2, which scores embeddings: LDA and PLDA, cosines, a cohort, calibration.
 
-As the x-vector recipes of Kaldi do it (egs/sre16/v2): LDA and PLDA are trained on embeddings of
-utterances, which are centred, mapped by LDA and brought to one length first. What is compared are
-means over the utterances of a model (ivector-mean), centred, mapped and brought to one length in
-the same way.
+As in the x-vector recipes of Kaldi (egs/sre16/v2), LDA and PLDA are trained on embeddings of
+utterances, which are first centred, mapped by LDA and length-normalised. Trials compare means over
+the utterances of a model (ivector-mean), centred, mapped and length-normalised in the same way.
 
-Two things differ. Kaldi tells PLDA of how many utterances a mean is (--num-utts), and has that many
-independent observations of a speaker. The utterances of a model are not that: they share what is
-the model's own, be it of its recording, so that a mean counts as one vector here, as the mean over
-the pieces of one recording does in Kaldi. And all models see the same utterances, of the Indicator:
-each of these is centred by itself, on the mean of its embeddings from the models that are learnt
-from. What it says would otherwise be taken for what a speaker's vectors differ in, although all
-means have the same of it.
+Two things differ. Kaldi passes PLDA the number of utterances of a mean (--num-utts), which are that
+many independent observations of a speaker. The utterances of a model are not independent: they
+share what is specific to the model, for example its recording, so that a mean counts as one vector
+here, as the mean over the pieces of one recording does in Kaldi. And all models see the same
+utterances, those of the Indicator: each utterance is centred separately, on the mean of its
+embeddings from the models learnt from. Otherwise its content would count as variation within a
+speaker, although all means share it.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from fedtools.files.seeds import seed64
 from fedtools.score.calibration import Ratios, fit_ratios
 from fedtools.speaker.plda import Lda, Plda, length_normalise, train_lda, train_plda
 
-# What scores are of; the second of each two is normed by a cohort.
+# Kinds of scores; the second of each pair is normalised by a cohort.
 WAYS = PLDA, PLDA_COHORT, COSINE, COSINE_COHORT = "PLDA", "PLDA, cohort", "cosine", "cosine, cohort"
-# Those that are calibrated, see `fedtools.attack.verify.RATIOS`.
+# Kinds that are calibrated, see `fedtools.attack.verify.RATIOS`.
 CALIBRATED = (PLDA, PLDA_COHORT)
-# Into which people are dealt to calibrate scores: of each, one of the others is learnt.
+# Parts that people are split into for calibration; a back end of the others scores each part.
 _PARTS = 5
-# Of scores in deviations, where they tell nothing.
+# Slope for scores that carry no information, per standard deviation of the scores.
 _LEAST_SLOPE = 1e-6
 Scores = dict[str, np.ndarray]
 
@@ -42,8 +41,9 @@ class Learnt(NamedTuple):
 
     Attributes:
         vectors: (models, utterances, D).
-        speakers: of each model.
-        people: of each model; two speakers of one person are neither the same nor others.
+        speakers: the speaker of each model.
+        people: the person of each model; two speakers of one person make neither a target nor a
+            non-target pair.
     """
 
     vectors: np.ndarray
@@ -51,18 +51,18 @@ class Learnt(NamedTuple):
     people: np.ndarray
 
     def of(self, some: np.ndarray) -> Learnt:
-        """Some models, by their numbers."""
+        """Return some of the models, by their indices."""
         return Learnt(self.vectors[some], self.speakers[some], self.people[some])
 
 
 @dataclass(frozen=True)
 class BackEnd:
-    """What is learnt of some people's models.
+    """Mean, LDA, PLDA and cohort, learnt from some people's models.
 
     Attributes:
-        mean: (D,), of their embeddings.
-        lda, plda: of embeddings of utterances, each centred.
-        cohort: (models, D), their means over utterances.
+        mean: (D,), mean of their embeddings.
+        lda, plda: trained on embeddings of utterances, centred by utterance.
+        cohort: (models, D), embeddings averaged over utterances.
     """
 
     mean: np.ndarray
@@ -75,11 +75,11 @@ class BackEnd:
         """Learn from embeddings.
 
         Args:
-            learnt: of three people or more.
-            dimension: to which LDA brings them, at most.
+            learnt: embeddings of at least three people.
+            dimension: upper bound of LDA's output dimension.
 
         Raises:
-            UserError: if these do not differ, or too few of them do.
+            UserError: if the embeddings do not differ, or too few of them do.
         """
         models, utterances, size = learnt.vectors.shape
         middles = learnt.vectors.mean(0, dtype=np.float64)
@@ -93,7 +93,7 @@ class BackEnd:
         return cls(cohort.mean(0), lda, plda, cohort)
 
     def scores(self, enrolled: np.ndarray, tested: np.ndarray) -> Scores:
-        """Scores of all pairs, (enrolled, tested) each, by their name.
+        """Return scores of all pairs, (enrolled, tested) each, by kind.
 
         Args:
             enrolled, tested: (models, D), means over utterances.
@@ -119,11 +119,11 @@ class BackEnd:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A back end whose scores by PLDA are log-likelihood ratios.
+    """Back end whose PLDA scores are log-likelihood ratios.
 
     Attributes:
         back_end: learnt from all models.
-        ratios: how scores of a way become ratios.
+        ratios: kind of score -> its calibration.
     """
 
     back_end: BackEnd
@@ -133,16 +133,16 @@ class Calibrated:
     def learn(cls, learnt: Learnt, dimension: int, seed: int) -> Calibrated:
         """Learn a back end, and calibrate it on people whom it has not learnt from.
 
-        People are dealt into parts. Pairs of a part are scored by a back end of the others, and a
-        logistic regression is trained on the scores of all parts.
+        People are split into parts. Pairs within a part are scored by a back end learnt from the
+        other parts, and a logistic regression is trained on the scores of all parts.
 
         Args:
-            learnt: of six people or more, of whom a speaker has two models.
-            dimension: as of `BackEnd.learn`.
-            seed: of how people are dealt into parts.
+            learnt: embeddings of six people or more who have two models of a speaker.
+            dimension: as in `BackEnd.learn`.
+            seed: random seed of the parts.
 
         Raises:
-            UserError: as of `BackEnd.learn`.
+            UserError: as in `BackEnd.learn`.
         """
         means = learnt.vectors.mean(1, dtype=np.float64)
         parts = _dealt(learnt.people, seed)
@@ -163,7 +163,10 @@ class Calibrated:
         return cls(BackEnd.learn(learnt, dimension), ratios)
 
     def scores(self, enrolled: np.ndarray, tested: np.ndarray) -> Scores:
-        """As of `BackEnd.scores`; those of `CALIBRATED` are log-likelihood ratios, natural logs."""
+        """Return scores as `BackEnd.scores` does; `CALIBRATED` kinds are log-likelihood ratios.
+
+        Logarithms are natural.
+        """
         found = self.back_end.scores(enrolled, tested)
         for way, ratios in self.ratios.items():
             found[way] = found[way] * ratios.weights[0] + ratios.offset
@@ -171,7 +174,7 @@ class Calibrated:
 
 
 def _dealt(people: np.ndarray, seed: int) -> np.ndarray:
-    """The part of each model, by its person: two people at least in each."""
+    """Return the part of each model, by its person; each part has at least two people."""
     names = sorted(set(people), key=lambda name: (seed64(seed, "calibration", name), name))
     count = min(_PARTS, len(names) // 2)
     part = {name: number % count for number, name in enumerate(names)}
@@ -179,9 +182,9 @@ def _dealt(people: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _rising(scores: np.ndarray, targets: np.ndarray) -> Ratios:
-    """Ratios that rise with scores, whose order they keep.
+    """Fit ratios that rise with the scores, and so keep their order.
 
-    Those of scores that tell nothing, whose best slope is by chance not above 0, are almost 0.
+    If scores carry no information and their best slope is not above 0, all ratios are almost 0.
     """
     found = fit_ratios(scores[:, None], targets)
     if found.weights[0] > 0:

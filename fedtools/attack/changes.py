@@ -1,4 +1,4 @@
-"""The models of a run whose updates are compared, and the products of what they changed."""
+"""Models of a run whose updates are compared, and inner products of these updates."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedtools.files.errors import UserError
 from fedtools.files.progress import counted
 
 OK, NOT_APPLICABLE = "ok", "not applicable"
-# Beside the parts: all weights as one vector.
+# In addition to the parts: all weights as one vector.
 ALL = "all"
 
 
 class Told(NamedTuple):
-    """What is told of a part: its tensors, their values, and why it has no figures."""
+    """Tensors of a part, their number of values, and a status: ok, or why it has no figures."""
 
     part: str
     tensors: Sequence[str]
@@ -32,14 +32,14 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True)
 class Models:
-    """The models of a run, in the order of all rows and columns.
+    """Models of a run, in the order of all rows and columns.
 
     Attributes:
-        updates: of each, by its name, as it was sent.
-        undefended: the same without the defence; the very same where there is none.
-        known: what is known of it.
-        owner: the number of its experiment.
-        given: whether it is of a cohort that was given.
+        updates: name -> update as it was sent.
+        undefended: the same without the defence; the same object where there is no defence.
+        known: name -> what is known of the model.
+        owner: (models,), the number of each model's experiment.
+        given: (models,), whether each model belongs to a given cohort.
     """
 
     updates: dict[str, Update]
@@ -49,7 +49,7 @@ class Models:
     given: np.ndarray
 
     def without(self, bad: np.ndarray) -> Models:
-        """Those that are not bad, (models,) bool."""
+        """Return the models that are not bad; `bad` is (models,) bool."""
         kept = [name for name, one in zip(self.updates, bad, strict=True) if not one]
         updates = {name: self.updates[name] for name in kept}
         before = {name: self.undefended[name] for name in kept} if self.defended else updates
@@ -58,18 +58,18 @@ class Models:
 
     @property
     def versions(self) -> list[Update]:
-        """What is multiplied: of each model what was sent; behind a defence, without it before."""
+        """Return the updates to multiply: those sent, and with a defence undefended ones first."""
         sent = list(self.updates.values())
         return [*self.undefended.values(), *sent] if self.defended else sent
 
     @property
     def defended(self) -> bool:
-        """Whether there is a defence."""
+        """Return whether there is a defence."""
         return self.undefended is not self.updates
 
     @property
     def people(self) -> list[str]:
-        """The person of each, or the speaker where persons are not known."""
+        """Return the person of each model, or its speaker where the person is not known."""
         return [self.known[name].person or self.known[name].speaker for name in self.updates]
 
 
@@ -80,20 +80,20 @@ def find_models(
     table: Path | None,
     attacked: int,
 ) -> Models:
-    """The models whose speakers are known; who was refused is told on stderr.
+    """Return the models whose speakers are known; report refused models on stderr.
 
     Args:
-        joined: what was sent in all experiments.
+        joined: updates of all experiments.
         undefended: the same without the defence, if there is one.
-        found: what was sent in each.
+        found: updates of each experiment.
         table: what is known of the models, see `verify.read_models`; None: their speakers.
-        attacked: how many of the experiments, the first ones, are; the others are a cohort.
+        attacked: number of attacked experiments, which come first; the others are a cohort.
     """
     names = [name for name in joined.models if name in joined.speakers]
     if not names:
         refused = [f"{name}: refused: {why}" for name, why in sorted(joined.refused.items())]
         more = f"; {refused[0]}" if refused else ""
-        raise UserError(f"no model is left whose speaker is known{more}")
+        raise UserError(f"no model with a known speaker is left{more}")
     for name, reason in sorted(joined.refused.items()):
         print(f"{name}: refused: {reason}", file=sys.stderr)
     known = known_speakers(names, [joined.speakers[name] for name in names], table)
@@ -107,12 +107,12 @@ def find_models(
 def products_of(
     models: Models, joined: Updates, options: Weights, scratch: Path
 ) -> tuple[dict[str, np.ndarray], Models, list[Told]]:
-    """The products of each part that any model changed, those of all weights together among them.
+    """Return products by part, the models that are left, and the status of each part.
 
-    Models that are not finite, or changed nothing at all, are refused. Products are of
-    `Models.versions`.
+    There are products of each part that any model changed, and of all weights together. They are
+    of `Models.versions`. Models that are not finite, or changed nothing at all, are refused.
     """
-    parts, told, versions = parts_of(joined.spec), list[Told](), models.versions
+    parts, described, versions = parts_of(joined.spec), list[Told](), models.versions
     squares, everything = {}, np.zeros((len(versions),) * 2)
     count = len(versions) // len(models.updates)
     some = multiply(versions, parts, options.piece_mb << 20, count)
@@ -138,13 +138,13 @@ def products_of(
         size = sum(int(np.prod(joined.spec[name][0])) for name in tensors)
         moved = squares[part][whole].any()
         status = OK if moved else f"{NOT_APPLICABLE}: no client changes it"
-        told.append(Told(part, tensors, size, status))
+        described.append(Told(part, tensors, size, status))
         if moved:
             path = scratch / f"{part}.npy"
             if bad.any():
                 np.save(path, np.load(path)[kept])
-            # On disk: of thousands of models they are larger than models.
+            # Kept on disk: products of thousands of models are larger than the models.
             found[part] = np.load(path, mmap_mode="r")
     if everything[kept].any():
         found[ALL] = everything[kept]
-    return found, models.without(bad), told
+    return found, models.without(bad), described

@@ -1,4 +1,4 @@
-"""Attack II: sort utterances by speaker, with nothing but what was sent.
+"""Attack II: cluster utterances by speaker, from the features that were sent alone.
 
 Zhu et al. (Interspeech 2022), section 3.5.
 """
@@ -21,24 +21,24 @@ from fedtools.score.clusters import (
 )
 
 NEIGHBOURS = 5
-# Chance levels are means over so many permutations of the speakers' labels.
+# Number of permutations of the speakers' labels that chance levels are means over.
 _PERMUTATIONS = 200
 
 
 def sort_speakers(
     attack: str, vectors: np.ndarray, speakers: Speakers, key: tuple[int | str, ...]
 ) -> Iterator[Figure]:
-    """How far neighbours and clusters are of one speaker.
+    """Yield figures of how well neighbours and clusters agree with speakers.
 
-    Neighbours by cosine, leave one out; k-means with as many clusters as speakers, on vectors of
-    length 1, where distances are those of cosines. Vectors are centred: what all have in common
-    would make all cosines alike.
+    Neighbours are by cosine, leaving one out; k-means has as many clusters as speakers, on vectors
+    of length 1, whose distances are equivalent to cosines. Vectors are centred: what all have in
+    common would make all cosines alike.
 
     Args:
-        attack: its name.
+        attack: name of the attack.
         vectors: (utterances, D).
-        speakers: of these.
-        key: (seed, ...) of everything random.
+        speakers: speakers of the utterances.
+        key: (seed, ...), random seed.
     """
     numbers = speakers.numbers
     centred = unit(vectors - vectors.mean(0))
@@ -55,7 +55,7 @@ def sort_speakers(
     chance /= _PERMUTATIONS
     right = (vote(numbers[near]) == numbers).astype(float)
     yield speakers.ratio(attack, "kNN%", right, np.ones(len(right)), 100 * float(chance[0]), 100)
-    # Of one speaker alone nothing can be sorted.
+    # Draws of one speaker alone cannot be clustered.
     several = (speakers.draws > 0).sum(1) > 1
     draws = speakers.draws[several]
     drawn = np.full((2, len(several)), np.nan)
@@ -68,14 +68,14 @@ def sort_speakers(
 
 
 def nearest(vectors: np.ndarray, neighbours: int) -> np.ndarray:
-    """The most similar others of each vector, the nearest first: (utterances, neighbours)."""
+    """Return the most similar other vectors of each, nearest first: (utterances, neighbours)."""
     scores = vectors @ vectors.T
     np.fill_diagonal(scores, -np.inf)
     return np.argsort(-scores, axis=1, kind="stable")[:, : min(neighbours, len(vectors) - 1)]
 
 
 def vote(labels: np.ndarray) -> np.ndarray:
-    """The most frequent label of each row; of equally frequent ones that of the first column."""
+    """Return the most frequent label of each row; in a tie, the one in the first column."""
     votes = (labels[:, :, None] == labels[:, None]).sum(2)
     return np.take_along_axis(labels, votes.argmax(1)[:, None], 1)[:, 0]
 
@@ -86,6 +86,6 @@ def _k_means(vectors: np.ndarray, clusters: int, key: tuple[int | str, ...]) -> 
 
     state = seed64(*key, "k-means") % 2**32
     with warnings.catch_warnings():
-        # Where utterances are equal there may be fewer clusters.
+        # There may be fewer clusters where utterances are equal.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return KMeans(clusters, n_init=10, random_state=state).fit(vectors).labels_

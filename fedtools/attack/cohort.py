@@ -1,11 +1,11 @@
-"""Scores of pairs of models by what an attacker has learnt of other people's models: a cohort.
+"""Scores of pairs of models that use a cohort: other people's models, known to the attacker.
 
-A cohort is models of people who are in no trial that is scored with it. It is either given, as the
-models of other experiments, or people are dealt into parts, and a pair is scored by those whose
-parts neither of the two is in.
+A cohort is a set of models of people who are in no trial that is scored with it. Either it is
+given, as models of other experiments, or people are split into parts, and a pair is scored with the
+models of all parts that neither model is in.
 
-All that is needed of models are the products of all pairs of their vectors, from whichever origin
-these are measured: what is scored is measured from the mean of the cohort.
+Scoring needs only the inner products of all pairs of vectors, from any origin: scores are computed
+relative to the mean of the cohort.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator, seed64
 from fedtools.score.calibration import Ratios, fit_ratios
 
-# People are dealt into so many parts.
+# Number of parts that people are split into.
 _PARTS = 5
 
 
 class Block(NamedTuple):
-    """Pairs that are scored with one cohort: numbers of models each."""
+    """Pairs that are scored with one cohort; all three are indices of models."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -36,22 +36,22 @@ Rule = Callable[[np.ndarray, Block], np.ndarray]
 
 
 def blocks(people: Sequence[str], known: Sequence[bool] | np.ndarray, seed: int) -> list[Block]:
-    """The pairs of models that are attacked, in blocks with a cohort each.
+    """Return the pairs of attacked models, in blocks with one cohort each.
 
     Args:
-        people: of each model.
-        known: whether a model is of the cohort that is given; if none is, it is the others'.
-        seed: of how people are dealt into parts.
+        people: the person of each model.
+        known: whether each model is of a given cohort; if none is, other parts are the cohort.
+        seed: random seed of the parts.
 
     Raises:
-        UserError: if the cohort shares a person with who is attacked, or there are fewer than three
-            people and no cohort.
+        UserError: if the cohort shares a person with the attacked models, or there are fewer than
+            three people and no cohort.
     """
     owners, known = np.array(people), np.asarray(known, bool)
     attacked, given = np.flatnonzero(~known), np.flatnonzero(known)
     if len(given):
         if shared := set(owners[given]) & set(owners[attacked]):
-            problem = f"{min(shared)!r} is attacked, and in the cohort"
+            problem = f"{min(shared)!r} is both attacked and in the cohort"
             raise UserError(problem, remedy="give models of other people")
         return [Block(attacked, attacked, given)]
     names = sorted(set(owners), key=lambda name: (seed64(seed, "cohort", name), name))
@@ -70,7 +70,7 @@ def blocks(people: Sequence[str], known: Sequence[bool] | np.ndarray, seed: int)
 
 
 def cosines(products: np.ndarray, block: Block) -> np.ndarray:
-    """Cosines of the vectors of a block's pairs from the mean of its cohort: (rows, columns).
+    """Return cosines of a block's pairs, relative to the mean of its cohort: (rows, columns).
 
     They are 0 where a vector is that mean.
     """
@@ -83,22 +83,21 @@ def cosines(products: np.ndarray, block: Block) -> np.ndarray:
 
 
 def normed(products: np.ndarray, block: Block) -> np.ndarray:
-    """The same cosines, each normed by those of both models with the cohort, see `s_norm`."""
+    """Return cosines, each normalised by those of both models with the cohort, see `s_norm`."""
     rows, columns, cohort = block
     sides = (cosines(products, Block(side, cohort, cohort)) for side in (rows, columns))
     return s_norm(cosines(products, block), *sides)
 
 
 def s_norm(scores: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Scores of pairs, each normed by those of both models with a cohort.
+    """Normalise scores of pairs by the scores of both models with a cohort (s-norm).
 
-    Each model's scores with the cohort's have a mean and a deviation; a score is so many deviations
-    above the mean, which is taken for both sides and averaged.
+    Each model's scores with the cohort have a mean and a deviation. The result is the number of
+    deviations that a score is above the mean, averaged over both models.
 
     Args:
         scores: (rows, columns).
-        rows, columns: scores of the models of either side with those of the cohort, (models,
-            cohort).
+        rows, columns: scores of each side's models with the cohort's, (models, cohort).
     """
     sides = []
     for others in (rows, columns):
@@ -109,7 +108,7 @@ def s_norm(scores: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndar
 
 
 def score_pairs(products: np.ndarray, some: Sequence[Block], rule: Rule) -> np.ndarray:
-    """The scores of all pairs by a rule, (models, models); NaN where no block has a pair."""
+    """Return scores of all pairs by a rule, (models, models); NaN where no block has a pair."""
     found = np.full(products.shape, np.nan)
     for block in some:
         _put(found, block, rule(products, block))
@@ -124,17 +123,17 @@ def combine(
     others: int,
     seed: int,
 ) -> tuple[np.ndarray, list[Ratios]]:
-    """Log-likelihood ratios of all pairs, by logistic regression on the cosines of all layers.
+    """Return log-likelihood ratios of all pairs, by logistic regression on all layers' cosines.
 
-    Each block's is trained on pairs of its cohort alone, whose cosines are measured as those of
-    the block are: from models of neither of a pair's people, of the cohort.
+    Each block's regression is trained on pairs of its cohort alone. Their cosines are relative to a
+    mean as those of the block are: of models of the cohort by neither person of a pair.
 
     Args:
-        layers: the products of each.
-        people: of each model.
+        layers: the products of each layer.
+        people: the person of each model.
         some: the blocks.
         others: pairs of two people that a regression is trained on, drawn at random; 0: all.
-        seed: of the draw, and of the parts that a cohort is dealt into.
+        seed: random seed of the draw, and of the parts that a cohort is split into.
 
     Returns:
         (models, models), NaN where no block has a pair; and each block's regression.
@@ -161,7 +160,7 @@ def combine(
 def _trained(
     layers: Sequence[np.ndarray], people: Sequence[str], cohort: np.ndarray, others: int, seed: int
 ) -> Ratios:
-    """The regression of one cohort."""
+    """Train the regression of one cohort."""
     pairs, targets = _training_pairs(people, cohort, others, seed)
     own = [people[index] for index in cohort]
     inner = [
@@ -175,12 +174,12 @@ def _trained(
 def _training_pairs(
     people: Sequence[str], cohort: np.ndarray, others: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of the cohort's models, (pairs, 2), and whether each is of one person."""
+    """Return pairs of the cohort's models, (pairs, 2), and whether each is of one person."""
     owners = np.array(people)[cohort]
     one, other = np.triu_indices(len(cohort), 1)
     same = owners[one] == owners[other]
     if not same.any():
-        raise UserError("nobody of the cohort has two models", remedy="give a second --round")
+        raise UserError("nobody in the cohort has two models", remedy="give a second --round")
     rest = np.flatnonzero(~same)
     if others and others < len(rest):
         drawn = generator(seed, "cohort's pairs").choice(len(rest), others, replace=False)
@@ -190,19 +189,19 @@ def _training_pairs(
 
 
 def _from_cohort(products: np.ndarray, cohort: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each model: what its product with another has of the mean, and its length from there.
+    """Return each model's term for centring products on the cohort, and its centred length.
 
-    A product from the mean is the product less both models' first figures.
+    A centred product is the product less both models' terms.
     """
     across = products[:, cohort].mean(1)
     whole = across[cohort].mean()
     squares = np.diagonal(products) - 2 * across + whole
-    # What is left of rounding alone is nothing.
+    # What rounding alone leaves counts as 0.
     least = 1e-12 * (np.diagonal(products) + np.abs(whole))
     return across - whole / 2, np.sqrt(np.where(squares > least, squares, 0.0))
 
 
 def _put(matrix: np.ndarray, block: Block, values: np.ndarray) -> None:
-    """Put the scores of a block, and of the same pairs the other way round."""
+    """Put in the scores of a block, and of the same pairs the other way round."""
     matrix[np.ix_(block.rows, block.columns)] = values
     matrix[np.ix_(block.columns, block.rows)] = values.T

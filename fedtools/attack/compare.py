@@ -1,9 +1,9 @@
 """Equal error rates of several attacks, and their differences on the same speakers.
 
 Two rates whose intervals overlap may still differ, since they are of the same people. Speakers are
-drawn once for all, with replacement, and each draw gives a rate of every attack and a difference.
-Unlike the interval of one rate (`fedtools.score.verification.estimate_error_rate`), that of a
-difference knows of nothing but the draws: attacks of which no draw errs do not differ in any.
+drawn once for all attacks, with replacement, and each draw gives a rate of every attack and a
+difference. Unlike the interval of one rate (`fedtools.score.verification.estimate_error_rate`),
+that of a difference depends on the draws alone: attacks without an error in any draw do not differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS = (
 
 
 class Decided(NamedTuple):
-    """Trials that an attack has decided: scores, targets (trials,), and speakers (trials, 2)."""
+    """Trials decided by an attack: scores and targets, (trials,), and speakers, (trials, 2)."""
 
     scores: np.ndarray
     targets: np.ndarray
@@ -38,12 +38,12 @@ class Decided(NamedTuple):
 
 
 def read_decided(path: Path) -> Decided:
-    """A file of scores, with trials.<kind> and model2speaker beside it, as attacks write them.
+    """Read a file of scores, with trials.<kind> and model2speaker next to it.
 
-    Trials without a score are left out: behind `mean`, those of models that share an update.
+    Trials without a score are left out: with defence `mean`, those of models that share an update.
 
     Raises:
-        UserError: if one of the three is missing or malformed, or a score is of no trial.
+        UserError: if one of the three is missing or malformed, or a score belongs to no trial.
     """
     owners = read_table(path.parent / "model2speaker")
     trials = Trials.read(path.with_name(f"trials.{path.name.rpartition('.')[2]}"), owners)
@@ -63,7 +63,7 @@ def read_decided(path: Path) -> Decided:
         scores[place] = value
     scored = np.array(list(scores), int)
     if len(set(trials.targets[scored])) < 2:
-        raise UserError("no scores of target trials, or none of others", path=path)
+        raise UserError("no scores of target trials, or none of non-target trials", path=path)
     return Decided(
         np.array(list(scores.values())), trials.targets[scored], trials.speakers(owners)[scored]
     )
@@ -76,13 +76,13 @@ def compare(
     resamples: int = Bootstrap.resamples,
     seed: int = 0,
 ) -> list[dict[str, object]]:
-    """Write a table of attacks: rates, and differences to the first, in percentage points.
+    """Write a table of attacks: rates, and differences from the first, in percentage points.
 
     Args:
         attacks: names, and files of scores; those of one name are seeds, whose rates are averaged.
         out: the TSV. Columns: 95 % intervals of the rate and of the difference, over speakers; the
-            least and the most rate of a seed.
-        resamples, seed: of the draws.
+            lowest and the highest rate of a seed.
+        resamples, seed: number and random seed of the draws.
     """
     names = list(dict.fromkeys(name for name, _ in attacks))
     found = {name: [read_decided(path) for one, path in attacks if one == name] for name in names}
@@ -110,7 +110,7 @@ def compare(
 
 
 def _drawn(one: Decided, people: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """Rates in %, (draws,); NaN of fewer than ten people, of whom there are no draws."""
+    """Return rates of draws in %, (draws,); NaN for fewer than ten people, who are not drawn."""
     if np.isnan(draws).any():
         return np.full(len(draws), np.nan)
     return drawn_error_rates(one.scores, one.targets, np.searchsorted(people, one.speakers), draws)

@@ -1,22 +1,23 @@
-"""What clients may do to an update before they send it, so that it gives less away.
+"""Defences that clients may apply to an update before sending it, so that it reveals less.
 
-    clip=1         shrink it to at most so many times the median norm of the round's updates
-    noise=0.5      add Gaussian noise, of so many times the root mean square of the update's values
-                   (with clip, of an update whose norm is the bound's): to each of n values with a
-                   deviation of noise * norm / sqrt(n)
-    bits=8         round each tensor's values to so many bits, evenly from the least to the largest
+    clip=1         scale it down to at most this multiple of the median norm of the round's updates
+    noise=0.5      add Gaussian noise, this multiple of the root mean square of the update's values
+                   (with clip, of an update whose norm is the bound): to each of n values with a
+                   standard deviation of noise * norm / sqrt(n)
+    bits=8         round each tensor's values to this many bits, evenly from the least to the
+                   largest
     keep=A,B       do not send the tensors that a pattern matches, as FedNorm and FedExtract do
-    mean=4         secure aggregation of so many clients: only their mean is seen
+    mean=4         secure aggregation of this many clients: only their mean is visible
 
 A defence is one of these, or several joined by "+", in the order above.
 
-Norms are of what is sent. For clip and noise all weights together are one vector; each tensor of
-BatchNorm statistics is another, by itself, with its own norm, its own median and its own noise.
-Statistics are in the units of what they are of, squared for a variance, and may change hundreds of
+Norms are of the tensors that are sent. For clip and noise all weights together are one vector; each
+tensor of BatchNorm statistics is another, with its own norm, its own median and its own noise.
+Statistics have the units of what they measure, squared for a variance, and may change hundreds of
 times as much as weights: in one norm with them, noise would drown the weights, and a bound would
-hold for the statistics alone.
+only constrain the statistics.
 
-This noise measures what noise would do: it is drawn from a seed that is no secret, and promises no
+This noise shows what noise would do: it is drawn from a seed that is not secret, and gives no
 differential privacy (`fedtools.privacy` does, for counts of words).
 """
 
@@ -39,9 +40,9 @@ from fedtools.files.values import STATISTICS
 from fedtools.methods.base import SHARED
 
 State = dict[str, np.ndarray]
-# Of what it was in the global model.
+# Lower bound of a variance, as a share of the global model's.
 _LEAST_VARIANCE = 0.01
-# What would do nothing under its name, such as 0, is no defence.
+# Values that would have no effect, such as 0, are refused.
 _NUMBER = r"(?=.*[1-9])\d+(\.\d+)?"
 _FORMS = {"clip": _NUMBER, "noise": _NUMBER, "bits": r"[1-9]|1[0-6]", "keep": r"[^+]+",
           "mean": r"(?!1$)[1-9]\d{0,5}"}  # fmt: skip
@@ -59,30 +60,30 @@ class Defence:
 
     @classmethod
     def parse(cls, text: str) -> Defence:
-        """Read such as "clip=1+noise=0.5"; "" or "none" is no defence.
+        """Parse a text such as "clip=1+noise=0.5"; "" or "none" is no defence.
 
         Raises:
-            UserError: for anything else.
+            UserError: for any other text.
         """
         found: dict[str, Any] = {}
         for part in text.split("+") if text not in ("", "none") else ():
             name, _, value = part.partition("=")
             if name not in _FORMS or not re.fullmatch(_FORMS[name], value) or name in found:
-                remedy = "join some of clip=1 noise=0.5 bits=8 keep=PATTERN mean=4 by +"
-                raise UserError(f"defence {part!r} of {text!r}", remedy=remedy)
+                remedy = "join some of clip=1 noise=0.5 bits=8 keep=PATTERN mean=4 with +"
+                raise UserError(f"invalid defence {part!r} in {text!r}", remedy=remedy)
             kind = {"bits": int, "mean": int, "keep": lambda one: tuple(one.split(","))}
             found[name] = kind.get(name, float)(value)
         return cls(**found)
 
 
 class Defended:
-    """What an attacker sees of some victims behind a defence.
+    """Victims behind a defence, as an attacker sees them.
 
     Args:
-        victims: what clients sent.
-        defence: what they do to it first.
-        start: the global model's tensors, that clients began with.
-        seed: of noise and groups.
+        victims: models that clients sent.
+        defence: defence that clients apply before sending.
+        start: the global model's tensors that clients began with.
+        seed: random seed of noise and groups.
     """
 
     def __init__(
@@ -92,13 +93,13 @@ class Defended:
         self._start = {name: np.asarray(value) for name, value in start.items()}
 
     def states(self, wanted: Sequence[str]) -> Iterator[tuple[str, State]]:
-        """As `Victims.states`; with mean=k a model is the mean of its own and k - 1 others'."""
+        """Yield states like `Victims.states`; with mean=k each is the mean with k - 1 others'."""
         for name in wanted:
             if name in self._victims.refused:
                 continue
             members = self.group(name)
             states = [self._one(member) for member in members]
-            # By itself: one that was refused for its company is a good companion.
+            # Only a model's own state counts: one refused because of its group is fine in another.
             bad = [one for one, state in zip(members, states, strict=True) if state is None]
             if bad:
                 reason = f"aggregated with {bad[0]!r}: {self._victims.refused[bad[0]]}"
@@ -107,13 +108,13 @@ class Defended:
             yield name, _mean(states)
 
     def _one(self, name: str) -> State | None:
-        """What a client sends; None if it is not finite."""
+        """Return what a client sends; None if it is not finite."""
         for _, state in self._victims.states([name]):
             return self.protect(name, state)
         return None
 
     def group(self, name: str) -> list[str]:
-        """The model itself, and those that are aggregated with it: of other speakers."""
+        """Return the model itself and the models of other speakers aggregated with it."""
         if self._defence.mean == 1:
             return [name]
         speakers = self._victims.speakers
@@ -125,13 +126,13 @@ class Defended:
         ]
         count = self._defence.mean - 1
         if count > len(others):
-            problem = f"mean={count + 1}, but there are {len(others)} models of others"
-            raise UserError(problem, remedy="take fewer")
+            problem = f"mean={count + 1}, but there are {len(others)} models of other speakers"
+            raise UserError(problem, remedy="use a smaller mean")
         drawn = generator(self._seed, "group", name).choice(len(others), count, replace=False)
         return [name, *(others[index] for index in np.sort(drawn))]
 
     def protect(self, name: str, state: Mapping[str, np.ndarray]) -> State:
-        """What is sent in the place of a state by who draws noise by this name, alone."""
+        """Return what one client sends in place of a state; its name seeds the noise."""
         defence = self._defence
         update = self._change(state)
         norms, sizes = _norms(update), _sizes(update)
@@ -152,12 +153,12 @@ class Defended:
         sent = {key: self._start[key] + value for key, value in update.items()}
         for key in sent:
             if key.endswith(".running_var"):
-                # Noise must not make a variance of BatchNorm negative, or nearly nothing.
+                # Noise must not make a variance of BatchNorm negative, or nearly 0.
                 sent[key] = np.maximum(sent[key], _LEAST_VARIANCE * self._start[key])
         return {key: value.astype(state[key].dtype) for key, value in sent.items()}
 
     def _change(self, state: Mapping[str, np.ndarray]) -> State:
-        """How the tensors that are sent differ from the global model's."""
+        """Return the difference of each sent tensor from the global model's."""
         return {
             key: value.astype(np.float64) - self._start[key]
             for key, value in state.items()
@@ -166,7 +167,7 @@ class Defended:
 
     @cached_property
     def _medians(self) -> dict[str, float]:
-        """The median norm of the updates, of each part that has a norm of its own."""
+        """Return the median norm of the updates, for each part that has its own norm."""
         states = self._victims.states(sorted(self._victims.messages))
         norms = [_norms(self._change(state)) for _, state in states]
         known = [each for each in norms if np.isfinite(list(each.values())).all()]
@@ -176,7 +177,7 @@ class Defended:
 def defended(
     federation: Federation, victims: Victims, number: int, defence: str, seed: int
 ) -> Defended:
-    """The victims of one round behind a defence.
+    """Return the victims of one round behind a defence.
 
     Raises:
         UserError: for a defence that cannot be read, a pattern that matches nothing, or patterns
@@ -199,7 +200,7 @@ def defended(
 def groups_of(
     federation: Federation, victims: Victims, rounds: Sequence[int], defence: str, seed: int
 ) -> dict[str, list[str]]:
-    """Whose mean is seen in the place of each model, where a defence makes means."""
+    """Return model -> models whose mean is seen in its place, if the defence makes means."""
     found = {}
     for number in rounds if Defence.parse(defence).mean > 1 else ():
         seen = defended(federation, victims, number, defence, seed)
@@ -211,12 +212,12 @@ def groups_of(
 
 
 def _part(name: str) -> str:
-    """What a tensor shares its norm with: "" for weights, its own name for a statistic."""
+    """Return the part whose norm a tensor shares: "" for weights, its own name for a statistic."""
     return name if name.endswith(STATISTICS) else ""
 
 
 def _norms(update: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The norm of each part of an update."""
+    """Return the norm of each part of an update."""
     squares: dict[str, float] = {}
     for name, value in update.items():
         part = _part(name)
@@ -225,7 +226,7 @@ def _norms(update: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 
 def _sizes(update: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """The number of values of each part of an update."""
+    """Return the number of values of each part of an update."""
     sizes: dict[str, int] = {}
     for name, value in update.items():
         sizes[_part(name)] = sizes.get(_part(name), 0) + value.size
@@ -233,7 +234,7 @@ def _sizes(update: Mapping[str, np.ndarray]) -> dict[str, int]:
 
 
 def _rounded(values: np.ndarray, bits: int) -> np.ndarray:
-    """The nearest of 2^bits values, evenly from the least to the largest."""
+    """Round to the nearest of 2^bits values, spaced evenly from the least to the largest."""
     if not values.size:
         return values
     low, high = values.min(), values.max()

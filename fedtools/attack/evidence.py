@@ -1,4 +1,4 @@
-"""What models make of utterances: losses, and how far updates lead along their descent."""
+"""Losses of utterances under models, and cosines of updates with the descent of these losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedtools.models.training import load_model
 from fedtools.tasks.base import Items
 from fedtools.tasks.parts import MODELS
 
-# Updates in memory at a time; a gradient is computed once for as many.
+# Number of updates in memory at a time; they share the gradients.
 _HELD = 8
 Name = TypeVar("Name", bound=Hashable)
 
@@ -25,11 +25,11 @@ Name = TypeVar("Name", bound=Hashable)
 class Evidence:
     """Losses and gradients of utterances under models that began with one global model.
 
-    The memory is that of one model and `_HELD` updates.
+    It needs memory for one model and `_HELD` updates.
 
     Args:
-        federation: opened.
-        number: the round, whose global model it is.
+        federation: opened federation.
+        number: the round that began with the global model.
         items: all utterances.
     """
 
@@ -40,10 +40,10 @@ class Evidence:
         self._start = {name: value.clone() for name, value in tensors.items()}
 
     def begun(self, parts: Iterable[Sequence[str]]) -> dict[str, float]:
-        """The loss of each utterance under the global model.
+        """Return the loss of each utterance under the global model.
 
         Raises:
-            UserError: if one is not finite.
+            UserError: if a loss is not finite.
         """
         self._load({})
         found: dict[str, float] = {}
@@ -54,11 +54,11 @@ class Evidence:
     def under(
         self, states: Iterable[tuple[Name, State]], wanted: Callable[[Name], Iterable[str]]
     ) -> Iterator[tuple[Name, np.ndarray]]:
-        """The loss, and the cosine of update and descent, (n, 2), of what is wanted of each model.
+        """Yield each model's losses and cosines of update and descent, (n, 2), for its utterances.
 
         Args:
-            states: names of models and what was sent.
-            wanted: of a model, by its name; each once.
+            states: names of models and the tensors sent.
+            wanted: returns a model's utterances, given its name; each once.
         """
         left = iter(states)
         while some := self._of_some(islice(left, _HELD), wanted):
@@ -67,7 +67,7 @@ class Evidence:
     def _of_some(
         self, states: Iterable[tuple[Name, State]], wanted: Callable[[Name], Iterable[str]]
     ) -> dict[Name, np.ndarray]:
-        """The same of models whose updates are in memory together."""
+        """Return the same for models whose updates are in memory together."""
         begun, updates, found = self._load({}), dict[Name, Tensor](), dict[Name, np.ndarray]()
         places: dict[Name, dict[str, int]] = {}
         for name, state in states:
@@ -85,7 +85,7 @@ class Evidence:
         return found
 
     def _load(self, state: State) -> Tensor:
-        """Put the global model and what was sent of another into the network; its parameters."""
+        """Load the global model, then the sent tensors, and return the network's parameters."""
         model = self._models.build().eval()
         tensors = self._models.tensors(model)
         load_model(tensors, self._start)

@@ -1,8 +1,8 @@
 """Features of the same utterances, twice: as clients sent them, and by the initial model.
 
 Zhu et al. (Interspeech 2022), section 3.5, call the first personalised, the second unadapted.
-Clients name utterances by numbers. The evaluator of an attack knows which utterance a number is,
-because the clients' filterbanks give it, which never leave them; the attacker does not.
+Clients send utterances under numbers. The evaluator of an attack knows which utterance a number
+stands for, from the clients' filterbanks, which never leave the clients; the attacker does not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedtools.models.pretrained.options import is_seq2seq
 from fedtools.tasks.asr.data import Batch, Utterances
 from fedtools.tasks.parts import CORPUS, DEVICE, MODELS
 
-# Frames that every model's convolutions take, and a number that all of their steps divide.
+# Frames enough for every model's convolutions, and a multiple of all of their steps.
 _FRAMES, _MORE = 200, 240
 
 
@@ -41,13 +41,13 @@ class Victim:
     """A client under attack.
 
     Attributes:
-        client: its name.
+        client: name of the client.
         speaker_names: its speakers, in C order.
         speakers: (utterances,) the number of each utterance's speaker.
         texts: the transcripts; None if there are none.
         audio: filterbanks of the utterances.
-        sent: the features that the client sent of them, in the same order.
-        recorded: indices of utterances, one of each recording, which may be there at many speeds.
+        sent: features of the same utterances as the client sent them, in the same order.
+        recorded: indices of one utterance of each recording, which may occur at several speeds.
     """
 
     client: str
@@ -60,11 +60,11 @@ class Victim:
 
 
 class Window(NamedTuple):
-    """Where the frames of features lie among those of filterbanks.
+    """Alignment of the frames of features with those of filterbanks.
 
     Attributes:
         step: frames of filterbanks from one frame of features to the next.
-        width: frames of filterbanks that the convolutions make a frame of features of.
+        width: frames of filterbanks that the convolutions see for one frame of features.
     """
 
     step: int
@@ -72,7 +72,7 @@ class Window(NamedTuple):
 
     @property
     def offset(self) -> int:
-        """The first frame of filterbanks that the first frame of features stands for."""
+        """Return the first frame of filterbanks that the first frame of features stands for."""
         return max(0, self.width - self.step) // 2
 
 
@@ -80,10 +80,10 @@ class Frames(NamedTuple):
     """A batch of features.
 
     Attributes:
-        indices: of the utterances.
-        batch: what they were computed from, or as they were read.
+        indices: indices of the utterances.
+        batch: the batch they were computed from, or read as.
         features: (B, T, D).
-        lengths: (B,) their numbers of frames.
+        lengths: (B,) numbers of frames.
     """
 
     indices: list[int]
@@ -93,11 +93,11 @@ class Frames(NamedTuple):
 
 
 def require_sent(federation: Federation) -> tuple[Federation, int]:
-    """The federation, and the round in which its clients have sent features.
+    """Return the federation, and the round in which its clients sent features.
 
     Raises:
-        UserError: if it is of another method, sends none, or has not come so far; or if its model
-            has no posteriors.
+        UserError: if its method or options send no features, the round is not complete, or its
+            model has no posteriors.
     """
     where, method = federation.where, federation.method
     if not isinstance(method, DecoupleFL):
@@ -105,7 +105,7 @@ def require_sent(federation: Federation) -> tuple[Federation, int]:
         raise UserError("no features are sent in this experiment", path=where, remedy=remedy)
     if not method.stage2:
         remedy = "begin an experiment with method_conf.stage2 above 0"
-        raise UserError("no features are sent where stage2 is 0", path=where, remedy=remedy)
+        raise UserError("no features are sent with stage2: 0", path=where, remedy=remedy)
     if is_seq2seq(federation.experiment.options.model):
         remedy = "give an experiment of criterion ctc"
         raise UserError("no attack on features for criterion seq2seq", path=where, remedy=remedy)
@@ -118,7 +118,7 @@ def require_sent(federation: Federation) -> tuple[Federation, int]:
 
 
 def statuses(federation: Federation, number: int, wanted: Sequence[str]) -> dict[str, str]:
-    """Client -> why none of its features count, "" if they do; of all clients, or some.
+    """Return client -> why its features do not count, "" if they do; for all or some clients.
 
     Raises:
         UserError: for a client that the experiment does not have.
@@ -126,17 +126,17 @@ def statuses(federation: Federation, number: int, wanted: Sequence[str]) -> dict
     experiment = federation.experiment
     for client in wanted:
         if not experiment.knows(client):
-            remedy = f"clients there: {', '.join(experiment.clients)}"
+            remedy = f"known clients: {', '.join(experiment.clients)}"
             problem = f"no client {client!r}"
             raise UserError(problem, path=experiment.path / "clients.txt", remedy=remedy)
     rows = {row.client: row.status for row in read_round(experiment, number)}
     rows.pop(SERVER_ROW, None)
     found = {}
     for client in wanted or experiment.clients:
-        status = rows.get(client, "it took no part")
+        status = rows.get(client, "it did not take part")
         if status in COUNTED:
             scp = feature_paths(experiment.round(number).path, client)[1]
-            status = "" if scp.exists() else "its features are not there any more"
+            status = "" if scp.exists() else "its features are missing"
         found[client] = status
     return found
 
@@ -144,15 +144,15 @@ def statuses(federation: Federation, number: int, wanted: Sequence[str]) -> dict
 def open_victim(
     federation: Federation, number: int, client: str, most: int, text: Path | None = None
 ) -> Victim:
-    """Find out which sent utterance is which.
+    """Open what a client sent, and find out which sent utterance is which.
 
     Args:
         number: the round in which features were sent.
-        most: so many utterances at most, drawn at random.
-        text: what was said; by default as in the train data, where labels of a model may stand.
+        most: the largest number of utterances, drawn at random.
+        text: transcripts; by default those of the train data, which may be labels of a model.
 
     Raises:
-        UserError: if what was sent is not of the client's utterances in the train data.
+        UserError: if what was sent does not match the client's utterances in the train data.
     """
     corpus, seed = federation.task.need(CORPUS), federation.experiment.seed
     data = corpus.read("train")
@@ -181,7 +181,7 @@ def open_victim(
 
 
 def one_of_each(names: Sequence[str], recordings: Mapping[str, str]) -> np.ndarray:
-    """Indices of utterances, one of each recording: as it was recorded, where that is there.
+    """Return indices of one utterance per recording: the one at speed 1, where it exists.
 
     Args:
         recordings: utterance -> its name at speed 1.
@@ -194,12 +194,12 @@ def one_of_each(names: Sequence[str], recordings: Mapping[str, str]) -> np.ndarr
 
 
 def bins_of(federation: Federation) -> int:
-    """Values of a frame of filterbanks."""
+    """Return the number of values of a frame of filterbanks."""
     return input_size_of(federation.experiment.options.model)
 
 
 def window(federation: Federation) -> Window:
-    """The step and the width of a model's convolutions."""
+    """Return the step and the width of a model's convolutions."""
     models, bins, lengths = federation.task.need(MODELS), bins_of(federation), []
     model = models.build().eval()
     for frames in (_FRAMES, _FRAMES + _MORE):
@@ -214,11 +214,11 @@ def window(federation: Federation) -> Window:
 def unadapted(
     federation: Federation, audio: Utterances, order: np.random.Generator | None = None
 ) -> Iterator[Frames]:
-    """Features of filterbanks by the initial model.
+    """Yield the initial model's features of filterbanks.
 
     Args:
-        order: shuffles batches, for training; without, each utterance is by itself, as it is where
-            a client sends it.
+        order: shuffles batches, for training; without it, each utterance is a batch by itself, as
+            it is when a client sends it.
     """
     federation.task.load(federation.states.initial, 0)
     models = federation.task.need(MODELS)
@@ -229,13 +229,13 @@ def unadapted(
 
 
 def as_sent(federation: Federation, sent: Utterances) -> Iterator[Frames]:
-    """Features as a client sent them."""
+    """Yield features as a client sent them."""
     for indices, batch in stream(federation, sent):
         yield Frames(indices, batch, batch["speech"], batch["speech_lengths"])
 
 
 def vectors(frames: Iterator[Frames], utterances: int) -> np.ndarray:
-    """Mean and standard deviation over the frames of utterances, (utterances, 2 D)."""
+    """Return mean and standard deviation over the frames of utterances, (utterances, 2 D)."""
     found: np.ndarray | None = None
     for part in frames:
         rows = pooled(part.features, part.lengths).double().cpu().numpy()
@@ -248,7 +248,7 @@ def vectors(frames: Iterator[Frames], utterances: int) -> np.ndarray:
 def stream(
     federation: Federation, data: Utterances, plan: list[list[int]] | None = None
 ) -> Iterator[tuple[list[int], Batch]]:
-    """Batches of utterances with the utterances' indices, as planned, or of similar length."""
+    """Stream batches with the indices of their utterances, as planned, or of similar length."""
     plan = plan or data.batches()
     return zip(plan, data.stream(plan, federation.task.need(DEVICE)), strict=True)
 
@@ -260,21 +260,21 @@ def _check(
     audio: Utterances,
     where: Path,
 ) -> None:
-    """The utterances sent are those of the train data, by number and by length."""
-    models, remedy = federation.task.need(MODELS), "give the experiment as it was run"
+    """Raise a `UserError` if sent utterances differ from the train data in names or lengths."""
+    models, remedy = federation.task.need(MODELS), "restore the data that the experiment ran on"
     model, cut = models.build(), models.cut()
     if set(reader.scp) != set(sent):
-        problem = f"{len(reader.scp)} utterances sent, {len(sent)} in the train data, or other ones"
+        problem = f"the {len(reader.scp)} utterances sent are not the {len(sent)} of the train data"
         raise UserError(problem, path=where, remedy=remedy)
     for name, frames, number in zip(audio.names, audio.frames, sent, strict=True):
         length = reader.num_frames(number)
         if length != cut.positions(model, int(frames)):
-            problem = f"{number!r} has {length} frames, too many or too few for {name!r}"
+            problem = f"{number!r} has {length} frames, which does not match {name!r}"
             raise UserError(problem, path=where, remedy=remedy)
 
 
 def _texts(path: Path, names: Sequence[str], required: bool) -> list[str] | None:
-    """The transcripts, also where no client has read them."""
+    """Return the transcripts, even if no client has read them."""
     if not required and not path.exists():
         return None
     texts = read_table(path, values="optional")

@@ -1,4 +1,4 @@
-"""The figures of attacks, with intervals over speakers."""
+"""Figures of attacks, with intervals over speakers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ COLUMNS = (
     "utterances",
 )
 _UNKNOWN = (math.nan, math.nan)
-# Of a client's draws so many may have no value; of two speakers half have one speaker alone.
+# Largest share of draws without a value; of two speakers, half of the draws have only one.
 _MOST_LOST = 0.05
 
 
 class Figure(NamedTuple):
-    """One measure of one attack; NaN is what is not known.
+    """One measure of one attack; unknown values are NaN.
 
-    `low` and `high` bound a 95 % interval; `chance` is what vectors that know nothing would give;
-    `speakers` and `utterances` are those that the value is a mean over, and `drawn`, (draws,), are
-    the values of draws of the speakers.
+    `low` and `high` bound a 95 % interval; `chance` is the value for vectors without information;
+    `speakers` and `utterances` count those that the value is a mean over, and `drawn`, (draws,),
+    are the values for draws of the speakers.
     """
 
     attack: str
@@ -45,7 +45,7 @@ class Figure(NamedTuple):
     drawn: np.ndarray
 
     def row(self, client: str) -> dict[str, object]:
-        """The columns of `COLUMNS`, written out: % and dB with two digits, others with four."""
+        """Format the columns of `COLUMNS`: % and dB with two digits, other measures with four."""
         digits = 2 if self.measure.endswith("%") or "dB" in self.measure else 4
         numbers = {name: getattr(self, name) for name in ("value", "low", "high", "chance")}
         cells = {
@@ -62,7 +62,7 @@ class Speakers:
         numbers: (utterances,) the speaker of each, from 0.
         resamples: number of draws.
         seed: the draws are a function of the seed and the name.
-        name: of the client.
+        name: name of the client.
     """
 
     def __init__(self, numbers: np.ndarray, resamples: int, seed: int, name: str):
@@ -80,7 +80,7 @@ class Speakers:
         speakers: int,
         utterances: int,
     ) -> Figure:
-        """A measure with its interval; unknown if it is of too few speakers."""
+        """Return a measure with its interval, which is unknown for too few speakers."""
         bounds = _UNKNOWN if speakers < MIN_SPEAKERS else interval(drawn)
         return Figure(attack, measure, value, *bounds, chance, speakers, utterances, drawn)
 
@@ -93,11 +93,11 @@ class Speakers:
         chance: float = math.nan,
         factor: float = 1.0,
     ) -> Figure:
-        """A sum over utterances over a count, e.g. errors over words.
+        """Return the ratio of two sums over utterances, e.g. errors over words.
 
         Args:
             sums, counts: (utterances,); speakers and utterances with a count of 0 are not counted.
-            factor: 100 makes percent.
+            factor: 100 for percent.
         """
         by_speaker = [
             np.bincount(self.numbers, one, minlength=self.count) for one in (sums, counts)
@@ -113,17 +113,17 @@ class Speakers:
 
 
 def over_clients(figures: Iterable[Figure], seed: int) -> list[Figure]:
-    """The mean over clients of each measure, with an interval of all of their speakers.
+    """Return each measure's mean over clients, with an interval over all of their speakers.
 
-    Speakers are drawn within each client, as in `fedtools.score.bootstrap.resample`, and clients of
-    one speaker from each other, where all together have 10 speakers. In simulations 95 % intervals
-    hold the truth in 90 % of the cases with three clients of six to eight speakers, in 77 % with
-    six of two. There is none where too many draws of a client have no value, as those of one
-    speaker alone have none in attacks on speakers.
+    Speakers are drawn within each client, as in `fedtools.score.bootstrap.resample`, and clients
+    with one speaker are drawn from each other, if all clients together have 10 speakers. In
+    simulations, 95 % intervals contain the true value in 90 % of the cases with three clients of
+    six to eight speakers, and in 77 % with six clients of two. There is no interval where too many
+    draws of a client have no value, as draws of a single speaker in attacks on speakers.
 
     Args:
-        figures: of all clients; those without a value are not counted.
-        seed: of the draws of clients of one speaker.
+        figures: figures of all clients; those without a value are not counted.
+        seed: random seed of the draws of clients with one speaker.
     """
     found: dict[tuple[str, str], list[Figure]] = {}
     for figure in figures:
@@ -155,7 +155,7 @@ def _mean(figures: Sequence[Figure], seed: int) -> Figure:
 
 
 def _known(drawn: np.ndarray) -> np.ndarray:
-    """Draws that have no value give way to others."""
+    """Replace draws without a value by other draws."""
     known = drawn[~np.isnan(drawn)]
     if not len(known):
         return drawn

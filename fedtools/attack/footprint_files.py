@@ -1,12 +1,12 @@
-"""Footprints on disk: what attacks on models begin with.
+"""Footprints on disk, the input of attacks on models.
 
 models.<job>.tsv      model speaker status, a row for each model; written last
 footprints.<job>.<number>-<layer>.ark .scp
-                      of each model that is whole, in the layers from the bottom, a matrix of
-                      two rows: mean and standard deviation of the differences to the global
+                      for each finite model and each layer, numbered from the bottom, a matrix of
+                      two rows: mean and standard deviation of the differences from the global
                       model
-footprints.<job>.files their names
-footprints.<job>.yaml what they were made from
+footprints.<job>.files names of the files above
+footprints.<job>.yaml options and inputs that they were made from
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fedtools.tasks.base import as_configured
 
 COLUMNS = ("model", "speaker", "status")
 OK = "ok"
-# What footprints must have in common to be compared, by its name in footprints.<job>.yaml.
+# Keys of footprints.<job>.yaml that must agree for footprints to be comparable, and their names.
 _ALIKE = {
     "part": "part of the layers",
     "highest": "highest layer",
@@ -51,15 +51,15 @@ _ALIKE = {
 
 @dataclass(frozen=True)
 class Look:
-    """How models are looked at.
+    """Rounds, layers and defence of which footprints are made.
 
     Attributes:
-        rounds: in which they were sent.
-        part: of a TDNN's layers, see `fedtools.attack.layers.PARTS`.
-        highest: the last layer, from 1; 0 is all of them.
+        rounds: rounds in which models were sent.
+        part: part of a TDNN's layers, see `fedtools.attack.layers.PARTS`.
+        highest: the last layer, from 1; 0 for all layers.
         held: models in memory at a time.
-        defence: what clients did to their updates first, see `fedtools.attack.defences`.
-        seed: of a defence's noise and groups.
+        defence: defence that clients applied to their updates, see `fedtools.attack.defences`.
+        seed: random seed of a defence's noise and groups.
     """
 
     rounds: Sequence[int]
@@ -72,14 +72,14 @@ class Look:
 
 @dataclass(frozen=True)
 class Prints:
-    """Footprints that were read.
+    """Footprints read from disk.
 
     Attributes:
-        models: their names, in C order.
-        speakers: of each, "" where it is not known.
+        models: names of the models, in C order.
+        speakers: the speaker of each model, "" where it is not known.
         layers: layer -> (models, 2, D).
-        origin: what all of them were made from, as beside them.
-        groups: of models that are means, whose they are, see `Defended.group`.
+        origin: options and inputs of all of them, from footprints.<job>.yaml.
+        groups: for each model that is a mean, the models in the mean, see `Defended.group`.
     """
 
     models: list[str]
@@ -90,7 +90,7 @@ class Prints:
 
     @property
     def defence(self) -> str:
-        """What clients did to their updates first; see `fedtools.attack.defences`."""
+        """Return the defence that clients applied to updates; see `fedtools.attack.defences`."""
         return str(self.origin.get("defence") or NO_DEFENCE)
 
 
@@ -100,20 +100,20 @@ def write_footprints(
 ) -> Path:
     """Write one job's share of the footprints of an experiment's models.
 
-    What was made from the same models and speech is not made again. The first job removes what
-    jobs beyond `jobs` have left.
+    Footprints of the same models and speech are not made again. The first job removes the files
+    of jobs beyond `jobs`.
 
     Args:
         indicator: a data directory of speakers who have no model.
-        out: the folder.
-        job, jobs: which of how many contiguous shares.
+        out: output directory.
+        job, jobs: number of the contiguous share, from 1, and number of shares.
 
     Returns:
-        the table of models.
+        path of the table of models.
 
     Raises:
         UserError: if no models were sent, or a speaker of the Indicator is in the training data.
-            What was there before is then as it was.
+            Existing footprints are then unchanged.
     """
     Defence.parse(look.defence)
     if job == 1:
@@ -138,7 +138,7 @@ def write_footprints(
     if known and not _lacking(out, job):
         return table
     found = _all(federation, victims, indicator, share, look)
-    # Mistakes show in the first one, when nothing of before is lost yet.
+    # Errors occur with the first model, before any existing file is removed.
     begun = list(islice(found, 1))
     table.unlink(missing_ok=True)
     for path in out.glob(f"footprints.{job}.*"):
@@ -159,7 +159,7 @@ def write_footprints(
 def _all(
     federation: Federation, victims: Victims, indicator: Path, names: Sequence[str], look: Look
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """The footprints of some models, round by round: each has a global model of its own."""
+    """Yield the footprints of some models, round by round, as each has its own global model."""
     wanted = [name for name in names if name in victims.messages]
     with Count("footprints", len(wanted), "models") as bar:
         for number in look.rounds:
@@ -170,14 +170,14 @@ def _all(
             if look.defence:
                 states = defended(federation, victims, number, look.defence, look.seed).states(own)
             for name, layers in footprints(probe, states, look.part, look.highest or None):
-                # As they are written. Finite weights can make what is not.
+                # In the precision they are written in; finite weights can give infinite values.
                 with np.errstate(over="ignore"):
                     found = {layer: matrix.astype(np.float32) for layer, matrix in layers.items()}
                 bad = next(
                     (one for one, matrix in found.items() if not np.isfinite(matrix).all()), ""
                 )
                 if bad:
-                    victims.refused[name] = f"activations of layer {bad} that are not finite"
+                    victims.refused[name] = f"activations of layer {bad} are not finite"
                 else:
                     yield name, found
                 bar.advance()
@@ -197,18 +197,18 @@ def _write_job(found: Iterator[tuple[str, dict[str, np.ndarray]]], out: Path, jo
 
 
 def _lacking(out: Path, job: int) -> list[Path]:
-    """What a job has written, and is not there any more."""
+    """Return the files that a job has written and that are missing."""
     written = out / f"footprints.{job}.files"
     names = read_text(written).split() if written.exists() else [written.name]
     return [out / name for name in names if not (out / name).exists()]
 
 
 def read_footprints(out: Path) -> Prints:
-    """Read what all jobs wrote.
+    """Read the footprints of all jobs.
 
     Raises:
-        UserError: if a job's part is missing, jobs had not the same options and models, or models
-            do not differ.
+        UserError: if a job's share is missing, jobs had different options or models, or no model
+            differs from the global model.
     """
     jobs, origin, groups = _origin(out)
     speakers: dict[str, str] = {}
@@ -245,20 +245,20 @@ def read_footprints(out: Path) -> Prints:
 
 
 def join(parts: Sequence[Prints], where: Sequence[Path]) -> Prints:
-    """The footprints of several folders together.
+    """Join the footprints of several directories.
 
     Raises:
-        UserError: if they are not of the same layers, global model, Indicator and defence, or a
-            model is in two of them.
+        UserError: if they differ in layers, global model, Indicator or defence, or a model is in
+            two of them.
     """
     for part, folder in zip(parts, where, strict=True):
         _check_alike(part.origin, parts[0].origin, folder, str(where[0]))
     names = [name for part in parts for name in part.models]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{twice!r} is in another folder, too", path=where[-1])
+        raise UserError(f"{twice!r} is also in another folder", path=where[-1])
     if len({tuple(part.layers) for part in parts}) > 1:
-        raise UserError("not of the layers of the other folders", path=where[-1])
+        raise UserError("the layers differ from those of the other folders", path=where[-1])
     layers = {
         layer: np.concatenate([part.layers[layer] for part in parts]) for layer in parts[0].layers
     }
@@ -268,11 +268,11 @@ def join(parts: Sequence[Prints], where: Sequence[Path]) -> Prints:
 
 
 def undefended(prints: Prints, parts: Sequence[Prints], where: Sequence[Path]) -> Prints | None:
-    """The footprints of the same models without the defence, in the same order.
+    """Return the footprints of the same models without the defence, in the same order.
 
     Args:
-        prints: behind a defence, or none.
-        parts, where: the footprints of several folders, and these.
+        prints: footprints with or without a defence.
+        parts, where: undefended footprints of several directories, and the directories.
 
     Returns:
         None if there is no defence.
@@ -284,20 +284,20 @@ def undefended(prints: Prints, parts: Sequence[Prints], where: Sequence[Path]) -
     if prints.defence == NO_DEFENCE and not parts:
         return None
     if not parts:
-        problem = f"the footprints are behind {prints.defence}, and those without are not given"
+        problem = f"the footprints are behind {prints.defence}, and undefended ones are not given"
         raise UserError(problem, remedy="give --undefended, of the same models")
     if prints.defence == NO_DEFENCE:
-        raise UserError("--undefended, but the footprints are behind no defence")
+        raise UserError("--undefended is given, but the footprints are behind no defence")
     plain = join(parts, where)
     if plain.defence != NO_DEFENCE:
         raise UserError(f"made behind {plain.defence}", path=where[0])
-    # A defence apart, they are to be as comparable as any two folders.
+    # Apart from the defence, they must be as comparable as any two folders.
     _check_alike({**plain.origin, "defence": prints.origin["defence"]}, prints.origin, where[0])
     place = {name: index for index, name in enumerate(plain.models)}
     if lacking := [name for name in prints.models if name not in place]:
         raise UserError(f"no footprint of {lacking[0]!r}", path=where[0])
     if plain.layers.keys() != prints.layers.keys():
-        raise UserError("not of the layers of those behind the defence", path=where[0])
+        raise UserError("the layers differ from those behind the defence", path=where[0])
     order = [place[name] for name in prints.models]
     layers = {layer: values[order] for layer, values in plain.layers.items()}
     return Prints(prints.models, prints.speakers, layers, plain.origin)
@@ -306,19 +306,19 @@ def undefended(prints: Prints, parts: Sequence[Prints], where: Sequence[Path]) -
 def _check_alike(
     origin: Mapping[str, Any], other: Mapping[str, Any], path: Path, than: str = "the others"
 ) -> None:
-    """Raise a `UserError` if footprints are not to be compared with others."""
+    """Raise a `UserError` if footprints are not comparable with others."""
     for name, what in _ALIKE.items():
         one, two = (each.get(name) for each in (origin, other))
         if name == "models":
-            # Of whatever round: which models they were compared with is what matters.
+            # The round does not matter, only the models that they were compared with.
             one, two = (sorted((each or {}).values()) for each in (one, two))
         if one != two:
             remedy = "run fedtools attack footprints with the same options and Indicator"
-            raise UserError(f"another {what} than in {than}", path=path, remedy=remedy)
+            raise UserError(f"the {what} differs from that of {than}", path=path, remedy=remedy)
 
 
 def _remove_beyond(out: Path, jobs: int) -> None:
-    """Remove the files of jobs above so many, tables first."""
+    """Remove the files of jobs above `jobs`, tables first."""
     for pattern in ("models.*.tsv", "footprints.*"):
         for path in out.glob(pattern):
             job = path.name.split(".")[1]
@@ -327,17 +327,17 @@ def _remove_beyond(out: Path, jobs: int) -> None:
 
 
 def _origin(out: Path) -> tuple[int, dict[str, Any], dict[str, list[str]]]:
-    """How many jobs there are to be, what all of them began with, and all of their groups."""
-    said, first = set(), None
+    """Return the number of jobs, the options and inputs of all of them, and their groups."""
+    counts, first = set(), None
     groups: dict[str, list[str]] = {}
     for path in sorted(out.glob("footprints.*.yaml")):
         origin = read_yaml(path)
         match = re.fullmatch(r"\d+ of (\d+)", str(origin.get("job", "")))
-        said.add(int(match[1]) if match else 0)
+        counts.add(int(match[1]) if match else 0)
         first = first or (path, origin)
         groups |= origin.get("groups") or {}
         _check_alike(origin, first[1], path, first[0].name)
-    if first is None or len(said) != 1 or not all(said):
-        problem = "no footprints here" if not said else "made by different numbers of jobs"
+    if first is None or len(counts) != 1 or not all(counts):
+        problem = "no footprints here" if not counts else "made by different numbers of jobs"
         raise UserError(problem, path=out, remedy="run fedtools attack footprints")
-    return said.pop(), first[1], groups
+    return counts.pop(), first[1], groups

@@ -21,13 +21,13 @@ State = Mapping[str, Any]
 
 
 class Probe(NamedTuple):
-    """How an attacker looks at models of one kind.
+    """Models of one kind, and inputs on which an attacker compares them.
 
     Attributes:
-        models: some models, all alike; the first one is the global model.
-        tensors: a model's parameters and buffers by name, not copied.
-        run: computes a model's hidden layers of an input.
-        inputs: the Indicator, one after the other; frames without padding.
+        models: models of one architecture; the first one is the global model.
+        tensors: returns a model's parameters and buffers by name, not copied.
+        run: computes a model's hidden layers for an input.
+        inputs: yields the inputs of the Indicator, one after the other, without padding.
     """
 
     models: Sequence[nn.Module]
@@ -45,7 +45,7 @@ class Moments:
         self.squares: Tensor | None = None
 
     def add(self, values: Tensor) -> None:
-        """Some more vectors, (N, D)."""
+        """Add some vectors, (N, D)."""
         values, count = values.double(), len(values)
         mean = values.mean(0)
         squares = (values - mean).square().sum(0)
@@ -58,7 +58,7 @@ class Moments:
         self.count = total
 
     def result(self) -> np.ndarray:
-        """The mean, and below it the standard deviation, equations 2 and 3: (2, D)."""
+        """Return mean and standard deviation as two rows, (2, D); equations 2 and 3."""
         deviation = (self.squares / self.count).sqrt()
         return torch.stack([self.mean, deviation]).cpu().numpy()
 
@@ -70,13 +70,14 @@ def footprints(
     part: str,
     highest: int | None = None,
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Equations 1 to 3 for many models, in one pass over the Indicator for as many as are held.
+    """Compute equations 1 to 3 for many models, with one pass over the Indicator per group held.
 
     Args:
-        probe: its first model has the global model's tensors; all but this one are overwritten.
-        states: names and tensors of personalised models; what one lacks is as in the global model.
+        probe: its first model has the global model's tensors; all other models are overwritten.
+        states: names and tensors of personalised models; missing tensors are the global model's.
         part: see `fedtools.attack.layers.PARTS`.
-        highest: the number of the last layer, from 1; all by default. Nothing above is computed.
+        highest: the number of the last layer, from 1; all by default. Higher layers are not
+            computed.
 
     Yields:
         a model's name, and layer -> (2, D), mean and standard deviation of the differences.
@@ -109,7 +110,7 @@ def footprints(
 
 
 def held(probe: Probe, states: Iterator[tuple[str, State]]) -> Iterator[list[str]]:
-    """Put personalised models into a probe, as many at a time as it holds; their names."""
+    """Load personalised models into a probe, as many at a time as it holds; yield their names."""
     whole, others = probe.tensors(probe.models[0]), probe.models[1:]
     while group := list(islice(states, len(others))):
         for model, (_, state) in zip(others, group, strict=False):
@@ -120,7 +121,7 @@ def held(probe: Probe, states: Iterator[tuple[str, State]]) -> Iterator[list[str
 def _activations(
     probe: Probe, number: int, layers: Sequence[Sequence[Layer]], given: Any
 ) -> list[Tensor]:
-    """What the layers of one of the models make of an input, each (frames, values)."""
+    """Return the activations of one model's layers for an input, (frames, values) each."""
     seen: list[Tensor] = []
     with watched(layers[number], lambda _, values: seen.append(values)):
         probe.run(probe.models[number], given)

@@ -1,8 +1,8 @@
-"""Attack IV: make filterbanks again of features that clients sent.
+"""Attack IV: recover filterbanks from the features that clients sent.
 
 A decoder learns from the server's own speech to undo the initial model's extractor, the only one
-that the server knows, and is then given features of clients' own extractors. Zhu et al.
-(Interspeech 2022), section 3.5, hold that the inversion attack is avoided by that.
+that the server knows, and is then applied to features from clients' own extractors. Zhu et al.
+(Interspeech 2022), section 3.5, claim that personal extractors prevent the inversion attack.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fedtools.tasks.asr.data import Utterances
 from fedtools.tasks.identity import of_utterances
 from fedtools.tasks.parts import CORPUS, DEVICE, MODELS
 
-# Of the server's speakers, or of its utterances where they are of one speaker.
+# Share of the server's speakers, or of its recordings if all are of one speaker.
 _HELD_OUT = 0.1
 _UNITS, _KERNEL = 128, 5
 _LEARNING_RATE = 1e-3
@@ -54,12 +54,12 @@ Scales = tuple[Tensor, Tensor]
 
 
 class Inverter(nn.Module):
-    """Features to filterbanks: convolutions over time, and one that raises the rate.
+    """Decoder from features to filterbanks: convolutions over time, one of which upsamples.
 
     Args:
         size: values of a frame of features.
         bins: values of a frame of filterbanks.
-        where: how their frames lie.
+        where: alignment of their frames.
     """
 
     def __init__(self, size: int, bins: int, where: Window):
@@ -73,14 +73,14 @@ class Inverter(nn.Module):
             self.register_buffer(f"{name}_deviation", torch.ones(width))
 
     def set_scales(self, features: Scales, filterbanks: Scales) -> None:
-        """Say what mean and deviation the values of frames have."""
+        """Set mean and deviation of the values of frames."""
         for name, scales in (("features", features), ("filterbanks", filterbanks)):
             for what, values in zip(("mean", "deviation"), scales, strict=True):
                 getattr(self, f"{name}_{what}").copy_(values)
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """(B, T, D) and (B,) to normalised filterbanks (B, T x step, bins)."""
-        # What convolutions see after the end must not depend on other utterances of the batch.
+        """Map features, (B, T, D), to normalised filterbanks, (B, T x step, bins)."""
+        # The input after the end must not depend on other utterances of the batch.
         own = inside(features, lengths)[:, None]
         values = (features - self.features_mean) / self.features_deviation
         hidden = self.below(values.transpose(1, 2) * own).relu()
@@ -91,15 +91,15 @@ class Inverter(nn.Module):
         return hidden.transpose(1, 2)
 
     def filterbanks(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """The same, natural log, not normalised."""
+        """Return natural-log filterbanks of features, not normalised; see `forward`."""
         return self(features, lengths) * self.filterbanks_deviation + self.filterbanks_mean
 
     def targets(self, speech: Tensor, frames: Tensor, part: Frames) -> tuple[Tensor, Tensor]:
-        """What `forward` should give of features, and which frames of it are real.
+        """Return the target of `forward` for features, and its numbers of frames without padding.
 
         Args:
-            speech: (B, frames, bins).
-            frames: (B,) their numbers of frames.
+            speech: (B, frames, bins), filterbanks.
+            frames: (B,) numbers of frames of filterbanks.
             part: the features.
 
         Returns:
@@ -115,11 +115,11 @@ class Inverter(nn.Module):
 def read_server_data(
     federation: Federation, path: Path, clients: Iterable[str], seed: int
 ) -> tuple[Utterances, Utterances, np.ndarray]:
-    """The server's own utterances, to train on and held out, and numbers of the latter's speakers.
+    """Read the server's own speech: training and held-out utterances, and the latter's speakers.
 
     Raises:
-        UserError: if it has fewer than two, or one that is a client's; or if the model takes no
-            filterbanks.
+        UserError: if it has fewer than two recordings, or one of a client; or if the model does not
+            take filterbanks.
     """
     if kind := input_kind_of(federation.experiment.options.model):
         problem = f"attack IV recovers filterbanks, and the model takes {kind}"
@@ -129,15 +129,15 @@ def read_server_data(
     recorded, theirs = unperturbed(data), unperturbed(trained_on)
     own = {theirs[name] for name, owner in trained_on.utt2client.items() if owner in wanted}
     if shared := own.intersection(recorded.values()):
-        problem = f"{len(shared)} utterances are clients' own, such as {min(shared)!r}"
+        problem = f"{len(shared)} utterances belong to clients, such as {min(shared)!r}"
         remedy = "give speech that no client has"
         raise UserError(problem, path=path, remedy=remedy)
     speaker = dict(zip(data.utterances, speakers_of(data, data.utterances), strict=True))
-    # What is held out as a whole: at all of its speeds, a recording is still the same.
+    # Held out as a whole, at all of its speeds: a speaker, or else a recording.
     owner = speaker if len(set(speaker.values())) > 1 else recorded
     items = sorted(set(owner.values()))
     if len(items) < 2:
-        raise UserError("one utterance, which cannot be held out too", path=path)
+        raise UserError("a single recording cannot be both trained on and held out", path=path)
     random = generator(seed, "inversion", "held out")
     chosen = set(random.permutation(items)[: max(1, round(_HELD_OUT * len(items)))].tolist())
     held = [name for name in data.utterances if owner[name] in chosen]
@@ -158,14 +158,15 @@ def open_inverter(
     seed: int,
     folder: Path | None,
 ) -> Inverter:
-    """The trained decoder: that of a folder if it is there, else a new one, which is put there.
+    """Load a trained decoder from a directory, or train one and save it there.
 
     Experiments of one baseline and one extractor can share it.
 
     Args:
-        audio: utterances of the server, to train on.
-        server_data: the data directory that they are of.
-        folder: of decoders, named by a hash of all that they are made of; None keeps none.
+        audio: utterances of the server to train on.
+        server_data: data directory of these utterances.
+        folder: directory of decoders, named by a hash of everything they depend on; None: decoders
+            are not saved.
     """
     if folder is None:
         return train_inverter(federation, audio, epochs, seed)
@@ -194,9 +195,9 @@ def open_inverter(
 
 
 def train_inverter(federation: Federation, audio: Utterances, epochs: int, seed: int) -> Inverter:
-    """Train on the initial model's features of some utterances.
+    """Train a decoder on the initial model's features of some utterances.
 
-    Minimises the mean squared error of filterbanks normalised to mean 0 and variance 1.
+    Training minimises the mean squared error of filterbanks normalised to mean 0 and variance 1.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed64(seed, "inversion"))
@@ -228,10 +229,11 @@ def train_inverter(federation: Federation, audio: Utterances, epochs: int, seed:
 def invert(
     federation: Federation, inverter: Inverter, victim: Victim, speakers: Speakers
 ) -> Iterator[Figure]:
-    """What a decoder recovers of a client's utterances: distortion, and what can be understood.
+    """Yield figures of what a decoder recovers from a client: distortion, and word error rates.
 
-    Of features as they were sent; and rescaled, so that each value has the mean and the deviation
-    that it has in the server's speech, which undoes a part of what clients' extractors do.
+    The decoder is applied to features as they were sent; and to rescaled features, whose values
+    have the mean and the deviation that they have in the server's speech, which undoes a part of
+    what clients' extractors do.
     """
     frames = ((part.features, part.lengths) for part in as_sent(federation, victim.sent))
     rescaled = copy.deepcopy(inverter)
@@ -252,7 +254,7 @@ def invert(
 
 @torch.no_grad()
 def recover(inverter: Inverter, frames: Iterator[Frames], utterances: int) -> list[np.ndarray]:
-    """Filterbanks (T x step, bins), natural log, of the features of each utterance."""
+    """Return recovered filterbanks of each utterance, (T x step, bins), natural log."""
     found: list[np.ndarray] = [np.empty(0)] * utterances
     for part in frames:
         filterbanks = inverter.filterbanks(part.features, part.lengths).cpu().numpy()
@@ -270,13 +272,13 @@ def distortions(
     where: Window,
     speakers: Speakers,
 ) -> Iterator[Figure]:
-    """Mel-cepstral distortion, dB, and that of cepstra without the mean of their utterance.
+    """Yield the mel-cepstral distortion in dB, also of cepstra less their utterance's mean.
 
-    An extractor that normalises each utterance takes the mean away, which no decoder finds again.
-    Chance is the mean frame of all utterances, and a constant.
+    An extractor that normalises each utterance removes the mean, which no decoder can recover.
+    Chance is the mean frame of all utterances, and, for centred cepstra, a constant.
 
     Args:
-        recovered: of each utterance, filterbanks from frame `where.offset` on.
+        recovered: filterbanks of each utterance, from frame `where.offset` on.
     """
     pairs = []
     for index, found in enumerate(recovered):
@@ -306,7 +308,7 @@ def distortions(
 def held_out(
     federation: Federation, inverter: Inverter, audio: Utterances, speakers: Speakers
 ) -> Iterator[Figure]:
-    """The distortion on speech of the server that the decoder has not seen."""
+    """Yield the distortion on speech of the server that the decoder has not seen."""
     recovered = recover(inverter, unadapted(federation, audio), len(audio))
     yield from distortions("IV, held out", recovered, audio, inverter.window, speakers)
 
@@ -316,7 +318,7 @@ def _convolution(size: int, units: int) -> nn.Conv1d:
 
 
 def _moments(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each value, (D,), of batches (B, T, D) with (B,) frames."""
+    """Return mean and deviation of each value, (D,), of batches (B, T, D) with (B,) frames."""
     count, total, squares = 0, torch.zeros(()), torch.zeros(())
     for values, lengths in parts:
         known = values[inside(values, lengths)].double().cpu()
@@ -329,7 +331,7 @@ def _moments(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _hear(federation: Federation, audio: Utterances) -> Iterator:
-    """Log posteriors of filterbanks by the model as it is loaded."""
+    """Yield log posteriors of filterbanks by the loaded model."""
     models = federation.task.need(MODELS)
     for indices, batch in stream(federation, audio):
         yield indices, *log_posteriors(models.build().eval(), batch)
@@ -337,7 +339,7 @@ def _hear(federation: Federation, audio: Utterances) -> Iterator:
 
 @torch.no_grad()
 def _hear_again(federation: Federation, recovered: Sequence[np.ndarray], where: Window) -> Iterator:
-    """Log posteriors of recovered filterbanks, with the frames that they lack at both ends."""
+    """Yield log posteriors of recovered filterbanks, padded by the frames missing at both ends."""
     models, device = federation.task.need(MODELS), federation.task.need(DEVICE)
     after = max(0, where.width - where.step - where.offset)
     for index, matrix in enumerate(recovered):

@@ -1,4 +1,4 @@
-"""A round whose updates are inverted: who sent what, and what of it is seen behind a defence."""
+"""A round whose updates are inverted: its clients, and their updates behind a defence."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ ONE, REAL = "one", "real"
 
 @dataclass(frozen=True)
 class Look:
-    """What is attacked, and how it is judged.
+    """Round, steps and defences to attack, and options of the figures.
 
     Attributes:
         number: the round.
         steps: `ONE`, `REAL` or both.
-        defences: beside none, see `fedtools.attack.defences`.
-        voices: whether Resemblyzer says who speaks what was recovered.
-        resamples: of intervals.
-        seed: of everything random.
+        defences: defences in addition to none, see `fedtools.attack.defences`.
+        voices: whether Resemblyzer identifies the speakers of recovered items.
+        resamples: number of bootstrap resamples for intervals.
+        seed: random seed.
     """
 
     number: int
@@ -46,21 +46,21 @@ class Look:
 
 
 class World:
-    """The clients of a round, and what they sent.
+    """Clients of a round, and what they sent.
 
     Args:
-        federation: opened.
-        options: of the attack.
-        look: what is attacked.
+        federation: opened federation.
+        options: options of the attack.
+        look: round, steps and defences to attack.
 
     Attributes:
-        items: of the training data.
-        victims: who sent something.
-        start: the tensors that they began with, of those that are sent.
-        people: whose items are recovered, and compared.
+        items: items of the training data.
+        victims: clients who sent a model.
+        start: the tensors that clients began with, of those that they send.
+        people: clients whose items are recovered and compared.
 
     Raises:
-        NotApplicable: if clients send no models, or the task knows no items.
+        NotApplicable: if clients send no models, or the task has no items.
     """
 
     def __init__(self, federation: Federation, options: Inversion, look: Look):
@@ -76,26 +76,26 @@ class World:
         start = federation.states.start(look.number)
         self.start = federation.states.of_kind(SHARED, start)
         for defence in look.defences:
-            # It says what is wrong with one.
+            # Raises an error if the defence does not fit the model.
             defended(federation, self.victims, look.number, defence, look.seed)
         self.people = People(self.items, sorted(self.victims.messages), options, look.seed)
 
     def seen(self, victims: Victims, defence: str) -> Defended:
-        """What is seen of some victims behind a defence; "" is none."""
+        """Return victims as they are seen behind a defence; "" is no defence."""
         return Defended(victims, Defence.parse(defence), self.start, self.look.seed)
 
     def row(self, attack: str, defence: str, steps: str, one: Measure) -> dict[str, object]:
-        """A row of OUT/inversion.tsv."""
+        """Return a row of OUT/inversion.tsv."""
         about = {"attack": attack, "defence": defence or NO_DEFENCE,
                  "attacker": SEMI if defence else ANY, "steps": steps}  # fmt: skip
         return about | one.row(self.people.speaker, self.look.resamples, self.look.seed)
 
     def global_model(self) -> torch.nn.Module:
-        """The model that the round began with."""
+        """Return the model that the round began with."""
         self.federation.load_result(None, self.look.number - 1)
         return self.federation.task.need(MODELS).build()
 
     def tensor(self, values: np.ndarray) -> torch.Tensor:
-        """An input, where the model lies."""
+        """Return an input as a tensor on the model's device."""
         device = self.federation.task.need(DEVICE)
         return torch.from_numpy(values).to(device, torch.get_default_dtype())

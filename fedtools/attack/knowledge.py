@@ -1,4 +1,4 @@
-"""What an attacker knows of a defence, as the VoicePrivacy Challenge distinguishes attackers.
+"""Attackers by what they know of a defence, as in the VoicePrivacy Challenge.
 
     ignorant         enrols with undefended models of the people it looks for, and has learnt from
                      undefended models of other people
@@ -6,9 +6,9 @@
     semi-informed    enrols with and has learnt from defended models: it knows the defence, but not
                      the random numbers of the client under attack
 
-What is learnt is all that other people's models are good for: means, norms by a cohort, PLDA,
-regressions, classifiers. An attack that enrols nobody, such as that on attributes, has no
-lazy-informed attacker, and one that learns nothing no semi-informed one beside it.
+Attackers learn means, cohort normalisation, PLDA, regressions and classifiers from other people's
+models. An attack without enrolment, such as the one on attributes, has no lazy-informed attacker,
+and an attack without learning has no semi-informed attacker.
 
 B. Srivastava, N. Vauquier, M. Sahidullah, A. Bellet, M. Tommasi, E. Vincent: Evaluating voice
 conversion-based privacy protection against informed attackers, ICASSP 2020. N. Tomashenko et al.:
@@ -25,30 +25,30 @@ from fedtools.attack.cohort import Block
 
 IGNORANT, LAZY, SEMI = "ignorant", "lazy-informed", "semi-informed"
 ATTACKERS = (IGNORANT, LAZY, SEMI)
-# The column of a table where there is no defence to be known of.
+# Values of the columns for the defence and the attacker where there is no defence.
 NO_DEFENCE = "none"
 ANY = "-"
 
 
 def enrols_defended(attacker: str) -> bool:
-    """Whether the models that an attacker enrols are defended; of none the defence is none."""
+    """Return whether the models that an attacker enrols are defended."""
     return attacker != IGNORANT
 
 
 def learns_defended(attacker: str) -> bool:
-    """Whether the models that an attacker learns from are defended."""
+    """Return whether the models that an attacker learns from are defended."""
     return attacker not in (IGNORANT, LAZY)
 
 
 def in_versions(some: Sequence[Block], count: int, attacker: str) -> list[Block]:
-    """The same pairs and cohorts where each model is there twice, as an attacker has them.
+    """Return pairs and cohorts as an attacker has them, with each model in two versions.
 
-    Where what is enrolled is another version than what was sent, a pair of two models is there both
-    ways round.
+    If enrolled models are undefended and tested ones defended, each pair of two models occurs in
+    both directions.
 
     Args:
-        some: of models 0 to count - 1.
-        count: of models; model i is undefended at i, and defended at count + i.
+        some: blocks of models 0 to count - 1.
+        count: number of models; model i is undefended at i, and defended at count + i.
         attacker: one of `ATTACKERS`; its rows are enrolled, its columns what clients sent.
     """
     enrolled, learnt = (count * knows(attacker) for knows in (enrols_defended, learns_defended))
@@ -62,10 +62,10 @@ def in_versions(some: Sequence[Block], count: int, attacker: str) -> list[Block]
 
 
 def seen_by(attacker: str, scores: np.ndarray) -> np.ndarray:
-    """Scores of what an attacker enrols (rows) with what clients sent (columns).
+    """Return scores of the models that an attacker enrols (rows) with those sent (columns).
 
     Args:
-        scores: of all pairs of models in versions, as `in_versions` numbers them.
+        scores: scores of all pairs of models in two versions, numbered as in `in_versions`.
     """
     count = len(scores) // 2
     begin = count * enrols_defended(attacker)
@@ -75,17 +75,17 @@ def seen_by(attacker: str, scores: np.ndarray) -> np.ndarray:
 def share_updates(
     attacker: str, names: Sequence[str], groups: Mapping[str, Sequence[str]]
 ) -> np.ndarray:
-    """Which pairs have one update on both sides: (enrolled, tested), of models that are averaged.
+    """Return which pairs of averaged models share an update: (enrolled, tested), bool.
 
-    An attacker enrols with what it has from elsewhere, from which the update in question is not to
-    be had. Here it enrols with models of the same round, and one that was averaged into what is
-    tested, or into both sides, would make two speakers seem one. Such pairs are no trials; that the
-    mean is also of people whose other models are enrolled is as it would be.
+    A real attacker enrols models from elsewhere, which do not contain the update under test. Here
+    it enrols models of the same round, and an update averaged into the tested model, or into both
+    sides, would make two speakers seem one. Such pairs are not trials. A mean may still contain
+    updates of people whose other models are enrolled, as it would in a real attack.
 
     Args:
-        names: of the models.
-        groups: model -> the models whose mean was sent in its place, itself among them; a model
-            that is not there was sent alone.
+        names: names of the models.
+        groups: model -> the models whose mean was sent in its place, including itself; a model
+            without an entry was sent alone.
     """
     every = dict.fromkeys([*names, *(one for members in groups.values() for one in members)])
     place = {name: index for index, name in enumerate(every)}
@@ -94,6 +94,6 @@ def share_updates(
     for row, name in zip(sent, names, strict=True):
         row[[place[one] for one in groups.get(name, [name])]] = 1
     shared: np.ndarray = (sent if enrols_defended(attacker) else alone) @ sent.T > 0
-    # A model with itself is in no trial.
+    # A model is never tried with itself.
     np.fill_diagonal(shared, False)
     return shared

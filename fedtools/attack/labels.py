@@ -1,4 +1,4 @@
-"""What is known of speakers, for the attack on attributes: the utt2X and spk2X of data."""
+"""Classes of speakers for the attack on attributes, from the utt2X and spk2X of data."""
 
 from __future__ import annotations
 
@@ -11,50 +11,51 @@ from fedtools.files.errors import UserError
 
 
 def read_attribute(path: Path, speakers: Collection[str]) -> tuple[str, dict[str, str]]:
-    """Read what a table says of speakers.
+    """Read the classes of speakers from a table.
 
     Args:
-        path: spk2X; or utt2X, beside which utt2spk is. A speaker whose utterances say several
-            things is left out.
-        speakers: whom one asks about.
+        path: spk2X; or utt2X, with utt2spk next to it. A speaker whose utterances have several
+            classes is left out.
+        speakers: speakers to look up.
 
     Returns:
         X, and speaker -> class.
 
     Raises:
-        UserError: if the table is called otherwise, or does not fit, or knows none of the speakers.
+        UserError: if the table has another name, does not match utt2spk, or has none of the
+            speakers.
     """
     kind, mark, attribute = path.name.partition("2")
     if kind not in ("utt", "spk") or not mark or not attribute or attribute in ("utt", "spk"):
-        raise UserError("no table of an attribute", path=path, remedy="name a utt2X or a spk2X")
+        raise UserError("not a table of an attribute", path=path, remedy="give a utt2X or a spk2X")
     found = read_table(path)
     if kind == "utt":
         found = _of_speakers(found, path)
-    told = {speaker: found[speaker] for speaker in speakers if speaker in found}
-    if not told:
-        problem = f"none of the speakers of the models, such as {min(speakers, default='')!r}"
-        raise UserError(problem, path=path, remedy="name the table of the data they learnt from")
-    return attribute, told
+    known = {speaker: found[speaker] for speaker in speakers if speaker in found}
+    if not known:
+        problem = f"it has none of the models' speakers, such as {min(speakers, default='')!r}"
+        raise UserError(problem, path=path, remedy="give the table of the models' training data")
+    return attribute, known
 
 
 def _of_speakers(table: Mapping[str, str], path: Path) -> dict[str, str]:
-    """Speaker -> class, out of utterance -> class."""
+    """Return speaker -> class from utterance -> class."""
     where = path.with_name("utt2spk")
     owners = read_table(where)
-    said: dict[str, set[str]] = {}
+    classes: dict[str, set[str]] = {}
     for line, (utt, name) in enumerate(table.items(), 1):
         if utt not in owners:
             raise UserError(f"{utt!r} is not in {where}", path=path, line=line)
-        said.setdefault(owners[utt], set()).add(name)
-    return {speaker: min(names) for speaker, names in said.items() if len(names) == 1}
+        classes.setdefault(owners[utt], set()).add(name)
+    return {speaker: min(names) for speaker, names in classes.items() if len(names) == 1}
 
 
 def binned(classes: Mapping[str, str], edges: Sequence[float]) -> dict[str, str] | None:
-    """Sort numbers, such as ages, into classes; None if one of them is no number.
+    """Sort numbers, such as ages, into classes; return None if one of them is not a number.
 
     Args:
-        classes: speaker -> number, written out.
-        edges: ascending; each is the least of its class.
+        classes: speaker -> number, as text.
+        edges: ascending; each is the lower bound of its class.
     """
     try:
         numbers = {speaker: float(text) for speaker, text in classes.items()}
@@ -76,10 +77,11 @@ def read_attributes(
     Args:
         paths: tables, see `read_attribute`.
         speakers: model -> speaker.
-        edges: of the classes of tables that hold numbers alone; none: each number is a class.
+        edges: lower bounds of classes for tables that have only numbers; without edges, each number
+            is a class.
 
     Raises:
-        UserError: as of `read_attribute`; if two tables are of one attribute, or there are edges
+        UserError: as in `read_attribute`; if two tables have the same attribute, or there are edges
             but no table of numbers.
     """
     found: dict[str, dict[str, str]] = {}
@@ -87,12 +89,12 @@ def read_attributes(
     for path in paths:
         attribute, classes = read_attribute(path, set(speakers.values()))
         if attribute in found:
-            raise UserError(f"a second table of {attribute!r}", path=path, remedy="name one")
+            raise UserError(f"a second table of {attribute!r}", path=path, remedy="give one")
         if edges and (sorted_in := binned(classes, edges)) is not None:
             classes, numbers = sorted_in, True
         found[attribute] = {
             model: classes[speaker] for model, speaker in speakers.items() if speaker in classes
         }
     if edges and not numbers:
-        raise UserError("no table holds numbers alone", path=paths[0], remedy="leave --bins out")
+        raise UserError("no table has only numbers", path=paths[0], remedy="leave out --bins")
     return found

@@ -1,4 +1,4 @@
-"""The hidden layers of a model, where an attack looks at it."""
+"""Hidden layers of a model, whose activations attacks compare."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedtools.models.stacked import Conv2d
 from fedtools.models.tdnn import TdnnEncoder
 
 # Where the activations of a TDNN's layer are taken: before its nonlinearity, after it, or after
-# BatchNorm, which is what Kaldi's layers give. Of a block of several layers (a transformer's) only
-# what comes out of it is looked at.
+# BatchNorm, which is the output of Kaldi's layers. For a block of several layers (a transformer's),
+# only its output is taken.
 PARTS = ("affine", "relu", "norm")
 
 
@@ -26,8 +26,8 @@ class Layer(NamedTuple):
 
     Attributes:
         name: for files and tables.
-        module: whose output is looked at.
-        axis: of the output, along which its values lie; all others are frames, or clips.
+        module: module whose output is taken.
+        axis: axis of the output's values; all other axes are frames, or clips.
     """
 
     name: str
@@ -36,16 +36,16 @@ class Layer(NamedTuple):
 
 
 class _Reached(Exception):
-    """The last layer that anybody asked for has been computed."""
+    """Raised when the last requested layer has been computed."""
 
 
 def lowest_layers(
     model: nn.Module, run: Callable[[nn.Module], Any], part: str, highest: int
 ) -> list[Layer]:
-    """The hidden layers of a model up to the one of number `highest`, from 1; see `hidden_layers`.
+    """Return the hidden layers of a model up to number `highest`, from 1; see `hidden_layers`.
 
     Raises:
-        UserError: if there are not as many.
+        UserError: if there are fewer layers.
     """
     layers = hidden_layers(model, run, part)
     if highest > len(layers):
@@ -55,14 +55,14 @@ def lowest_layers(
 
 
 def hidden_layers(model: nn.Module, run: Callable[[nn.Module], Any], part: str) -> list[Layer]:
-    """The hidden layers of a model, from the bottom.
+    """Return the hidden layers of a model, from the bottom.
 
     Args:
         model: a TDNN, an encoder of blocks, pretrained or not, or a keyword network.
-        run: computes the model's hidden layers of some input.
+        run: computes the model's hidden layers for some input.
         part: one of `PARTS`.
     """
-    # An encoder by itself is looked at as one in a model.
+    # The model may be the encoder itself.
     encoder = model if isinstance(model, TdnnEncoder) else getattr(model, "encoder", None)
     if isinstance(encoder, TdnnEncoder):
         return [
@@ -72,13 +72,13 @@ def hidden_layers(model: nn.Module, run: Callable[[nn.Module], Any], part: str) 
     if isinstance(encoder, Encoder):
         found = [Layer(f"block{number}", one) for number, one in enumerate(encoder.layers, 1)]
         if isinstance(model, PretrainedNetwork):
-            # It is given what the bottom makes, where that is kept; a head may be all it trains.
+            # Blocks below `depth` are not run if their output is kept; maybe only the head trains.
             found = [*found[model.depth or 0 :], Layer("head", model.head)]
         return found
     if encoder is not None:
         blocks = enumerate(encoder.encoders, 1)
         return [Layer("embed", encoder.embed), *(Layer(f"block{n}", one) for n, one in blocks)]
-    # Of a keyword network all that has parameters, in the order in which it is run.
+    # For a keyword network, all modules with parameters, in the order in which they are run.
     reached: dict[str, nn.Module] = {}
     names = {module: name for name, module in model.named_modules() if name}
     with ExitStack() as hooks:
@@ -95,22 +95,22 @@ def hidden_layers(model: nn.Module, run: Callable[[nn.Module], Any], part: str) 
 
 
 def _axis(module: nn.Module) -> int:
-    """Along which the values of a keyword network's layer lie, adapted or not."""
+    """Return the axis of the values of a keyword network's layer, adapted or not."""
     layer = module.layer if isinstance(module, Trained) else module
     return 1 if isinstance(layer, Conv2d) else -1
 
 
 @contextmanager
 def watched(layers: Sequence[Layer], see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Within it, `see` is given each layer's number and its output, (frames, values).
+    """Call `see` with each layer's number and output, (frames, values), within the context.
 
-    What the last layer's output is needed for is not computed: the body may end early.
+    Layers above the last one are not computed: the body may end early.
     """
     with ExitStack() as hooks:
         for number, layer in enumerate(layers):
 
             def seen(_: nn.Module, __: Any, out: Any, number: int = number) -> None:
-                # Blocks give their masks too, and their table of positions.
+                # Blocks also return their masks and positional embeddings.
                 while isinstance(out, tuple):
                     out = out[0]
                 see(number, out.movedim(layers[number].axis, -1).flatten(0, -2))

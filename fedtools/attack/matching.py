@@ -1,18 +1,18 @@
-"""Gradient matching: which input would have changed a model as a client changed it?
+"""Gradient matching: find inputs that change a model as a client changed it.
 
 J. Geiping, H. Bauermeister, H. Droege, M. Moeller: Inverting gradients - how easy is it to break
-privacy in federated learning?, NeurIPS 2020, equation 4: the angle between what an input changes
-and what was sent, with total variation as a prior, by steps of Adam along signs of the gradient. It
-follows L. Zhu, Z. Liu, S. Han: Deep leakage from gradients, NeurIPS 2019. Of several local steps,
-all are simulated and differentiated through (Geiping et al., section 6), where they are few steps
-of SGD; otherwise the change is taken for that of one step.
+privacy in federated learning?, NeurIPS 2020, equation 4: minimise the angle between the change that
+an input causes and the update, with total variation as a prior, by Adam on signs of the gradient.
+It follows L. Zhu, Z. Liu, S. Han: Deep leakage from gradients, NeurIPS 2019. If the local steps are
+few steps of SGD, all are simulated and differentiated through (Geiping et al., section 6);
+otherwise the update is treated as that of one step.
 
-Where BatchNorm's statistics are sent, they tell mean and variance of what its layers were given,
-which those of the input have to meet (H. Yin et al.: See through gradients, CVPR 2021; for the
+Where BatchNorm's statistics are sent, they reveal mean and variance of the inputs of its layers,
+which the recovered input has to match (H. Yin et al.: See through gradients, CVPR 2021; for the
 statistics of a client's own batch, A. Hatamizadeh et al.: Do gradient inversion attacks make
 federated learning unsafe?, IEEE TMI 2023).
 
-The attacker does not know what dropout, SpecAugment and augmentation drew, nor the batches: a
+The attacker knows neither the draws of dropout, SpecAugment and augmentation, nor the batches: a
 simulated step is of all items, as they are.
 """
 
@@ -32,24 +32,24 @@ from fedtools.attack.options import Inversion
 from fedtools.files.progress import Lines
 from fedtools.models.training import Training
 
-# Of a model and some inputs, (frames, values) each.
+# Loss of a model on some inputs, (frames, values) each.
 Loss = Callable[[nn.Module, Sequence[Tensor]], Tensor]
 Moments = tuple[Tensor, Tensor]
-# In deviations of other people's speech: what is further from its mean is no speech.
+# Bound of the inputs, in deviations from the mean of other people's speech.
 _FURTHEST = 5.0
-# When the rate is a tenth of what it was, in shares of all iterations.
+# Shares of the iterations after which the rate is divided by ten.
 _SLOWER = (3 / 8, 5 / 8, 7 / 8)
 _LEAST = 1e-12
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The local steps that are simulated, of SGD; by default one, whose length does not matter.
+    """Local steps of SGD to simulate; by default one, whose length does not matter.
 
     Attributes:
-        steps: how many.
-        rate, momentum: of SGD.
-        clip: the largest norm of a gradient; 0: any.
+        steps: number of steps.
+        rate, momentum: options of SGD.
+        clip: the largest norm of a gradient; 0: no bound.
     """
 
     steps: int = 1
@@ -59,7 +59,7 @@ class Plan:
 
 
 def plan_of(training: Training, steps: int, most: int) -> Plan | None:
-    """A client's steps, where they can be simulated: plain SGD, and no more than `most`."""
+    """Return a client's steps if they can be simulated: plain SGD, and no more than `most`."""
     known = {"lr", "momentum"} >= training.optim_conf.keys()
     if training.optim != "sgd" or not known or training.scheduler or steps > most:
         return None
@@ -69,11 +69,11 @@ def plan_of(training: Training, steps: int, most: int) -> Plan | None:
 
 @dataclass(frozen=True)
 class Seen:
-    """What is seen of a client's training.
+    """Update and moments that a client's training reveals.
 
     Attributes:
-        update: by parameter, what was sent less what it began with.
-        moments: by layer of BatchNorm, mean and variance of what it was given, (channels,) each.
+        update: parameter -> its sent value less its initial value.
+        moments: layer of BatchNorm -> mean and variance of its input, (channels,) each.
     """
 
     update: Mapping[str, Tensor]
@@ -81,10 +81,10 @@ class Seen:
 
 
 class Simulation:
-    """What training on some inputs does to a model, differentiable with respect to these.
+    """Training of a model on some inputs, differentiable with respect to the inputs.
 
     Args:
-        model: with the tensors that clients began with; it stays as it is.
+        model: the model that clients began with; it is not changed.
     """
 
     def __init__(self, model: nn.Module):
@@ -94,12 +94,12 @@ class Simulation:
         self.weights = {name: value for name, value in parameters if value.requires_grad}
 
     def seen(self, sent: State, start: State, steps: int) -> Seen:
-        """What a client sent, as `match` takes it.
+        """Return what a client sent in the form that `match` takes.
 
         Args:
-            sent: the tensors that are seen of it.
-            start: what it began with.
-            steps: that it took.
+            sent: the tensors that are visible to the attacker.
+            start: the tensors that the client began with.
+            steps: number of steps that the client took.
         """
         changes = {
             name: torch.from_numpy(sent[name].astype("f8") - start[name]).to(value).view_as(value)
@@ -111,7 +111,7 @@ class Simulation:
             names = f"{path}.running_mean", f"{path}.running_var"
             if not set(names) <= sent.keys():
                 continue
-            # Running statistics are means of those of all batches, of which the last counts most.
+            # Running statistics are weighted means over batches, the last of which has most weight.
             old = (1 - layer.momentum) ** steps
             mean, variance = (
                 torch.from_numpy((sent[name].astype("f8") - old * start[name]) / (1 - old))
@@ -123,7 +123,7 @@ class Simulation:
         return Seen(changes, moments)
 
     def step(self, loss: Loss, inputs: Sequence[Tensor]) -> State:
-        """What a client would send that took one step on some items, of float64."""
+        """Return what a client would send after one step on some items, as float64."""
         changes, moments = self.run(loss, inputs, Plan())
         found = {name: self.weights[name].detach() + value for name, value in changes.items()}
         for path, given in moments.items():
@@ -136,12 +136,12 @@ class Simulation:
     def run(
         self, loss: Loss, inputs: Sequence[Tensor], plan: Plan
     ) -> tuple[dict[str, Tensor], dict[str, Moments]]:
-        """What some steps change of each parameter, and the moments that BatchNorm saw."""
+        """Return the change of each parameter by some steps, and moments of BatchNorm's inputs."""
         whole = _Whole(self.model, loss)
         weights, speed = dict(self.weights), dict[str, Tensor]()
         seen: dict[str, Moments] = {}
         for _ in range(plan.steps):
-            # Running statistics move at each pass, and must not.
+            # A pass would update running statistics, which must stay as they are.
             buffers = {name: value.clone() for name, value in self.model.named_buffers()}
             tensors = {f"model.{name}": value for name, value in (weights | buffers).items()}
             with self._watched(seen), sdpa_kernel(SDPBackend.MATH):
@@ -161,7 +161,7 @@ class Simulation:
 
     @contextmanager
     def _watched(self, seen: dict[str, Moments]) -> Iterator[None]:
-        """Add the moments of what BatchNorm is given to those of earlier steps."""
+        """Add the moments of BatchNorm's inputs to those of earlier steps."""
 
         def watch(path: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
             def before(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -196,7 +196,7 @@ class _Whole(nn.Module):
 
 
 def _as_in_training(model: nn.Module) -> dict[str, nn.Module]:
-    """Let BatchNorm work as it does in training, where it does, and all else as in testing."""
+    """Put BatchNorm in training mode, unless frozen, and everything else in evaluation mode."""
     model.train()
     norms = {
         path: layer
@@ -220,18 +220,18 @@ def match(
     seed: int,
     title: str,
 ) -> list[Tensor]:
-    """The inputs that change the model most as it was changed, (frames, values) each.
+    """Search for the inputs whose update best matches the client's, (frames, values) each.
 
     Args:
-        simulation: of the model.
-        loss: with the labels that the attacker knows.
-        seen: of the client.
-        plan: of its steps.
-        frames: of each input.
+        simulation: training of the model.
+        loss: loss with the labels that the attacker knows.
+        seen: update and moments of the client.
+        plan: the client's steps.
+        frames: number of frames of each input.
         scales: mean and deviation of a frame's values in other people's speech, (values,) each.
-        options: of the search.
-        seed: of where it begins.
-        title: of its lines of progress.
+        options: options of the search.
+        seed: random seed of the initial inputs.
+        title: title of progress lines.
     """
     random = torch.Generator().manual_seed(seed)
     mean, deviation = scales
@@ -267,12 +267,12 @@ def match(
 def distance(
     changes: Mapping[str, Tensor], moments: Mapping[str, Moments], seen: Seen, weight: float
 ) -> Tensor:
-    """1 - the cosine of two updates, and how far moments are apart, in deviations, squared.
+    """Return 1 - the cosine of two updates, plus the squared distance of moments in deviations.
 
     Args:
-        changes, moments: as `Simulation.run` gives them.
-        seen: what they should be.
-        weight: of the moments.
+        changes, moments: as `Simulation.run` returns them.
+        seen: update and moments to match.
+        weight: weight of the moments.
     """
     one = torch.cat([changes[name].flatten() for name in seen.update])
     other = torch.cat([value.flatten() for value in seen.update.values()])

@@ -1,19 +1,20 @@
-"""Was an utterance in a client's training? By the model that the client sent, and by references.
+"""Membership inference: was an utterance in a client's training data?
 
-The attacker knows candidates with their transcripts, the global model, the training, and all that
-the clients of a round sent. Other clients' models are references that were not trained on a
-candidate; those that were, the attacker trains: see `fedtools.attack.scores` for what is made of
-them, `fedtools.attack.trials` for who is tried, `fedtools.attack.shadows` for the training.
+The attacker knows candidates with their transcripts, the global model, how clients train, and the
+updates of all clients of a round. Other clients' models are references that were not trained on a
+candidate; reference models that were trained on it are shadow models of the attacker. See
+`fedtools.attack.scores` for the scores, `fedtools.attack.trials` for the trials, and
+`fedtools.attack.shadows` for the training of shadow models.
 
-A member is tried with an utterance of like length that is none: of the same speaker where another
-client has some, or a split that nobody trains on; and, as a control, of anybody else. What does
-well on the latter alone knows voices. Models of the same speaker's other speech are references of
-their own. Beside all this stands what a classifier tells that sees audio alone: members that it
-tells from the others, without a client's model, show no leak.
+A member is paired with a non-member of similar length: by the same speaker, if another client or a
+split that nobody trains on has one; and, as a control, by anybody else. An attack that does well on
+the control alone recognises voices. Models of the same speaker's other speech form a second set of
+references. A blind classifier of audio alone is reported as well: members that it finds without a
+client's model do not show a leak.
 
-Behind a defence an ignorant attacker has undefended references, of the round and of its own
-training, and a semi-informed one defended ones (`fedtools.attack.knowledge`). A threshold has none,
-and is the ignorant one's.
+Behind a defence, an ignorant attacker has undefended references, of the round and of its own
+training, and a semi-informed attacker defended ones (`fedtools.attack.knowledge`). A threshold has
+no references, and is reported for the ignorant attacker.
 """
 
 from __future__ import annotations
@@ -54,18 +55,18 @@ from fedtools.score.verification import true_positive_rate
 from fedtools.tasks.base import Items, as_configured
 from fedtools.tasks.parts import ITEMS
 
-# A true-positive rate is told with at least ten times as many others as give one false positive.
+# A rate is reported if there are at least ten times the others that give one false positive.
 RATES = {"TPR@0.1%": 0.001, "TPR@1%": 0.01, "TPR@10%": 0.1}
 COLUMNS = (
     "round", "others_of", "attack", "defence", "attacker", "score", "references", "AUC%", "low",
     "high", *RATES, "clients", "speakers", "members", "others",
 )  # fmt: skip
 BLIND = ("blind", "audio")
-# Parts of a cross-validation.
+# Number of parts of a cross-validation.
 _PARTS = 5
 
 
-# The defence, and who attacks: see `fedtools.attack.knowledge`.
+# The defence, and the attacker: see `fedtools.attack.knowledge`.
 Known = tuple[str, str]
 
 
@@ -80,11 +81,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class _Version:
-    """What models make of utterances, all of them without a defence, or all behind the same one.
+    """Evidence of models on utterances, without a defence or with all models behind one defence.
 
     Attributes:
-        clients: whose trials, under whose model: (items, 2).
-        shadows: of each client, what its shadow models make of its items, (K, items, 2).
+        clients: (client of the trials, client of the model) -> (items, 2).
+        shadows: client -> evidence of its shadow models on its items, (K, items, 2).
     """
 
     clients: dict[tuple[str, str], np.ndarray]
@@ -106,13 +107,13 @@ def attack(
 
     Args:
         number: the round.
-        defences: behind which the clients are also attacked, see `fedtools.attack.defences`.
+        defences: defences to attack in addition to none, see `fedtools.attack.defences`.
         options: members of a client, references, shadow models, and held-out splits.
-        resamples: draws of speakers for intervals; with fewer than ten there are none.
-        seed: of everything random.
+        resamples: draws of speakers for intervals; fewer than ten speakers have no interval.
+        seed: random seed.
 
     Returns:
-        the rows.
+        the rows of the table.
     """
     world = World(federation, number, options, seed, defences)
     rows = []
@@ -133,17 +134,17 @@ def attack(
 
 
 class World:
-    """The clients of a round, their trials, and what models make of them.
+    """Clients of a round, their trials, and the evidence of models on them.
 
     Args:
-        federation: of a task with the parts models and items.
+        federation: federation of a task with the parts models and items.
         number: the round.
         options: see `attack`.
-        seed: of everything random.
-        defences: see `attack`; of single clients.
+        seed: random seed.
+        defences: see `attack`; without `mean`.
 
     Attributes:
-        trials: by client.
+        trials: client -> its trials.
         speaker: client -> the speaker with whom it is drawn for intervals.
     """
 
@@ -158,8 +159,8 @@ class World:
         self._defences = [one for one in dict.fromkeys(defences) if one != NO_DEFENCE]
         for one in self._defences:
             if Defence.parse(one).mean > 1:
-                problem = f"defence {one!r}: membership is asked of what single clients send"
-                raise UserError(problem, remedy="leave mean out")
+                problem = f"defence {one!r}: membership is attacked in updates of single clients"
+                raise UserError(problem, remedy="leave out mean")
         self._federation, self._number, self._seed = federation, number, seed
         self._items: Items = federation.task.need(ITEMS)(options.held)
         self._victims: Victims = sound_victims(federation, [number])
@@ -168,7 +169,7 @@ class World:
         drawn = ((client, self._draw.trials(client)) for client in clients)
         self.trials: dict[str, Trials] = {client: one for client, one in drawn if one}
         if not self.trials:
-            raise UserError("no client with members and others", path=federation.experiment.path)
+            raise UserError("no client has members and others", path=federation.experiment.path)
         self.speaker = {
             client: min(one.speakers) if len(one.speakers) == 1 else client
             for client, one in self.trials.items()
@@ -181,7 +182,7 @@ class World:
         self._evidence = Evidence(federation, number, self._items)
 
     def score(self) -> dict[str, Scored]:
-        """The scores of all trials, by whose the others are."""
+        """Return the scores of all trials, by the kind of non-members: `SAME` or `ANYBODY`."""
         start = self._evidence.begun([one.items for one in self.trials.values()])
         versions = self._versions()
         plain = versions[NO_DEFENCE]
@@ -198,14 +199,14 @@ class World:
         return found
 
     def _versions(self) -> dict[str, _Version]:
-        """What models make of utterances, by the defence; shadow models are trained once."""
+        """Return the evidence of models by defence; shadow models are trained once."""
         about = self._federation, self._victims, self._number
         behind = {one: defended(*about, one, self._seed) for one in self._defences}
         found = {one: _Version({}, {}) for one in (NO_DEFENCE, *behind)}
         for defence, pair, values in self._of_clients(behind):
             found[defence].clients[pair] = values
         for client, one in counted(self.trials.items(), "membership: shadows", "clients"):
-            # All versions together, so that gradients are shared.
+            # All versions together, so that they share gradients.
             states, items = self._shadows(client, behind), one.items
             seen = dict(self._evidence.under(states, lambda _, items=items: items))
             for defence, version in found.items():
@@ -216,18 +217,18 @@ class World:
     def _shadows(
         self, client: str, behind: Mapping[str, Defended]
     ) -> Iterator[tuple[tuple[str, int], State]]:
-        """A client's shadow models, in all versions."""
+        """Yield a client's shadow models, in all versions."""
         for at, data in enumerate(self._plans[client]):
             own = seed64(self._seed, "membership", "shadow", *data)
             where = self._federation, self._number, self._items
             state = shadows.train(*where, client, data, own)
             yield (NO_DEFENCE, at), state
             for defence, seen in behind.items():
-                # Noise is of nobody's own, and another of each model.
+                # Each shadow model has its own noise, which differs from all clients'.
                 yield (defence, at), seen.protect(f"{client} shadow {at}", state)
 
     def _seen(self, start: Mapping[str, float], sent: _Version, known: _Version) -> dict[str, Seen]:
-        """What the models of clients make of their trials, and the references of an attacker."""
+        """Return each client's evidence under its own model and under an attacker's references."""
         found = {}
         for client, one in self.trials.items():
             items, population = one.items, set(one.population)
@@ -249,12 +250,15 @@ class World:
     def _of_clients(
         self, behind: Mapping[str, Defended]
     ) -> Iterator[tuple[str, tuple[str, str], np.ndarray]]:
-        """The defence, whose trials, under whose model: (items, 2), for clients, cohort and kin."""
+        """Yield defence, (client of the trials, client of the model), and evidence, (items, 2).
+
+        The models are those of each client, its cohort and its kin.
+        """
         asked: dict[str, list[str]] = {}
         for client, one in self.trials.items():
             for name in dict.fromkeys((client, *one.cohort, *one.kin)):
                 asked.setdefault(name, []).append(client)
-        # Models of which much is asked come together, so that their gradients are shared.
+        # Models that are needed for most trials come first, together, so that they share gradients.
         names = sorted(asked, key=lambda name: (-len(asked[name]), name))
         sources = {NO_DEFENCE: self._victims, **behind}
 
@@ -288,8 +292,8 @@ class World:
             names += tried
             folds += [number // 2 % _PARTS for number in range(len(tried))]
         clients, members = np.array(owners), np.arange(len(names)) % 2 == 0
-        told = self._blind(names, clients, members, np.array(folds), start)
-        scores = {((NO_DEFENCE, ANY), key): values for key, values in told.items()}
+        unaided = self._blind(names, clients, members, np.array(folds), start)
+        scores = {((NO_DEFENCE, ANY), key): values for key, values in unaided.items()}
         for known, of_clients in seen.items():
             end = 0
             for client, one in chosen.items():
@@ -298,9 +302,9 @@ class World:
                 at = [place[item] for item in names[begin:end]]
                 for key, values in scores_of(of_clients[client]):
                     if known[1] == SEMI and key[2] == NOBODY:
-                        # There is nothing to be learnt for it.
+                        # A threshold learns nothing, so the ignorant attacker has its row.
                         continue
-                    # Models that had utterances are of the nearest pairs alone.
+                    # Shadow models were trained on the nearest pairs alone.
                     if not np.isnan(values[at]).any():
                         found = scores.setdefault((known, key), np.full(len(names), np.nan))
                         found[begin:end] = values[at]
@@ -314,7 +318,7 @@ class World:
         folds: np.ndarray,
         start: Mapping[str, float],
     ) -> dict[Key, np.ndarray]:
-        """What audio tells to those who know other speakers' members, and some of the client's."""
+        """Return blind scores from other speakers' members, and from some of the client's own."""
         features = np.stack(
             [audio_features(self._items.audio(name), start[name]) for name in names]
         )
@@ -335,7 +339,7 @@ class World:
 
 
 def _stacked(values: Sequence[np.ndarray] | np.ndarray, count: int) -> np.ndarray:
-    """(items, models, 2), of no model, too."""
+    """Stack evidence of models, or of none, to (items, models, 2)."""
     return np.stack(list(values), 1) if len(values) else np.zeros((count, 0, 2))
 
 
@@ -347,23 +351,25 @@ def judge(
     resamples: int,
     seed: int,
 ) -> dict[str, object]:
-    """The figures of one attack: pairs are of one client, since each has a threshold of its own.
+    """Return the figures of one attack, with AUC over pairs within a client.
+
+    Each client has its own threshold.
 
     Args:
         scores, members, clients, speakers: (trials,).
-        resamples, seed: of draws of speakers.
+        resamples, seed: number and random seed of draws of speakers.
 
     Returns:
-        `COLUMNS` behind the attack's name.
+        the columns from "AUC%" on.
     """
-    won, pairs, whose = [], [], []
+    won, pairs, owners = [], [], []
     for client in np.unique(clients):
         here = clients == client
         count = members[here].sum() * (~members[here]).sum()
         won.append(count * area(scores[here], members[here]) if count else 0.0)
         pairs.append(count)
-        whose.append(speakers[here][0])
-    names, place = np.unique(whose, return_inverse=True)
+        owners.append(speakers[here][0])
+    names, place = np.unique(owners, return_inverse=True)
     draws = speaker_draws(len(names), resamples, seed, "membership")
     drawn = (draws[:, place] @ np.array(won)) / (draws[:, place] @ np.array(pairs))
     low, high = interval(drawn)
@@ -379,7 +385,7 @@ def judge(
 
 
 def area(scores: np.ndarray, members: np.ndarray) -> float:
-    """How often a member scores above another item, ties counting half, in %."""
+    """Return how often a member scores above another item, ties counting half, in %."""
     values, place = np.unique(scores, return_inverse=True)
     own, other = (np.bincount(place[kind], minlength=len(values)) for kind in (members, ~members))
     below = np.cumsum(other) - other / 2
@@ -388,10 +394,10 @@ def area(scores: np.ndarray, members: np.ndarray) -> float:
 
 
 def tell(rows: Sequence[Mapping[str, object]]) -> None:
-    """Say on stderr why a table has rates that are not told."""
+    """Report on stderr why some rates are missing from a table."""
     if any(row[name] == "-" for row in rows for name in RATES):
         print(
-            "membership: a true-positive rate at a false-positive rate f is told where there are "
-            "at least 10 / f others",
+            "membership: a true-positive rate at a false-positive rate f needs "
+            "at least 10 / f non-members",
             file=sys.stderr,
         )

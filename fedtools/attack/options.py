@@ -1,4 +1,4 @@
-"""The options of attacks: sections of a recipe's YAML, with their defaults."""
+"""Options of attacks: sections of a recipe's YAML, with their defaults."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from annotated_types import Ge, Gt, Lt
 
 from fedtools.files.ranges import AboveZero, Natural, Positive
 
-# As `fedtools.attack.layers.PARTS`, which imports torch: of a TDNN's layers, affine, relu, what
-# follows it, or norm, BatchNorm behind that.
+# Copy of `fedtools.attack.layers.PARTS`, whose module imports torch. Of a TDNN's layer: its affine
+# part; relu, which follows it; or norm, the BatchNorm after that.
 Part = Literal["affine", "relu", "norm"]
 # See `fedtools.attack.a1`.
 Score = Literal["literal", "unit", "cohort"]
-# Trials of two speakers, in either attack on models.
+# Number of trials of two speakers, in both attacks on models.
 _TRIALS = 10_000
-# Of people's classes, in the attack on attributes.
+# Number of permutations of people's classes, in the attack on attributes.
 PERMUTATIONS = 20
 Weight = Annotated[float, Ge(0), Lt(1e9)]
 
 
 @dataclass(frozen=True)
 class A1:
-    """Of attack A1.
+    """Options of attack A1.
 
     Attributes:
-        alpha: weights of the distance of means and of that of deviations in equation 4.
-        parts: of a TDNN's layers, where a recipe takes activations.
+        alpha: weights of the distance between means and of that between deviations in equation 4.
+        parts: parts of a TDNN's layers where a recipe takes activations.
         scores: "literal", equation 4 as it is written; "unit", of vectors of unit length, which is
-            the other reading of "L2-normalised"; "cohort", cosines that other speakers' models
-            centre and norm.
-        others: trials of two speakers; 0: all there are.
+            the other reading of "L2-normalised"; "cohort", cosines that are centred on and
+            normalised by other speakers' models.
+        others: number of trials of two speakers; 0: all of them.
     """
 
     alpha: tuple[Weight, Weight] = (1.0, 10.0)
@@ -48,21 +48,21 @@ class A1:
 
 @dataclass(frozen=True)
 class A2:
-    """Of attack A2.
+    """Options of attack A2.
 
     Attributes:
-        network: share of the people whose speakers are known that the network is trained on; LDA,
-            PLDA, cohort and calibration are of the others, whom it has never seen.
-        width: of the network's layers; the fifth is three times as wide.
-        epochs: how often each model meets each utterance of the Indicator.
-        utterances: of a step, each through all models that are held.
-        frames: of an utterance's difference that a step sees, at most.
-        rate: of Adam.
-        held: models in memory at a time; a training step is of all of them, so that with another
-            number another network is trained.
-        dimension: to which LDA brings embeddings, at most; fewer where there are few speakers.
-        layers: hidden ones that a recipe looks at, each by an attack of its own.
-        others: as of attack A1.
+        network: share of the people known to the attacker that the network is trained on; LDA,
+            PLDA, cohort and calibration use the other people, whom the network has never seen.
+        width: width of the network's layers; the fifth is three times as wide.
+        epochs: number of times each model sees each utterance of the Indicator.
+        utterances: utterances of a training step, each through all models in memory.
+        frames: the largest number of frames of an utterance in a training step.
+        rate: learning rate of Adam.
+        held: models in memory at a time; a training step uses all of them, so that the number
+            changes the trained network.
+        dimension: the largest output dimension of LDA; lower where there are few speakers.
+        layers: hidden layers that a recipe attacks, each separately.
+        others: as in attack A1.
     """
 
     network: Annotated[float, Gt(0), Lt(1)] = 0.5
@@ -79,11 +79,11 @@ class A2:
 
 @dataclass(frozen=True)
 class SentFeatures:
-    """Of the attacks on features.
+    """Options of the attacks on features.
 
     Attributes:
-        utterances: of a client, at most; drawn at random.
-        epochs: of the decoder of attack IV.
+        utterances: the largest number of utterances of a client, drawn at random.
+        epochs: training epochs of the decoder of attack IV.
     """
 
     utterances: Annotated[int, Ge(2)] = 2000
@@ -92,16 +92,16 @@ class SentFeatures:
 
 @dataclass(frozen=True)
 class Weights:
-    """Of the attack on what clients changed of the weights.
+    """Options of the attack on the weights of updates.
 
     Attributes:
-        constant: the first and the last value of a frame that are the same in all of a client's
-            input, from 1, such as [41, 140] of i-vectors behind 40 cepstra; [0, 0]: those that are
-            so in the training data.
-        scores: which are kept for each trial: "whole", of all weights together, the regression, and
-            what is read out; or "parts", of each part, too: half a megabyte for 10,000 trials.
-        piece_mb: of all models' values that are in memory at a time; as much is being read.
-        others: as of attack A1; and pairs of two speakers that a regression is trained on.
+        constant: the first and the last value of a frame, from 1, that are constant in a client's
+            input, such as [41, 140] for i-vectors after 40 cepstra; [0, 0]: those that are constant
+            in the training data.
+        scores: scores kept for each trial: "whole", of all weights together, the regression, and
+            the read-out; or "parts", also of each part: half a megabyte for 10,000 trials.
+        piece_mb: megabytes of all models' values in memory at a time; as much again is being read.
+        others: as in attack A1; also the number of pairs of two speakers in training a regression.
     """
 
     constant: tuple[Natural, Natural] = (0, 0)
@@ -118,16 +118,17 @@ class Weights:
 
 @dataclass(frozen=True)
 class Updates:
-    """Of what recipes try on the updates of an experiment.
+    """Options of recipes' attacks on the updates of an experiment.
 
     Attributes:
-        defences: of clients, without any first, which others are compared with.
-        each: utterances or clips of a client whose membership is attacked, at most.
-        references: other clients whose models are references, at most; never more than half of all.
+        defences: defences of clients; the first is none, which the others are compared with.
+        each: the largest number of a client's utterances or clips whose membership is attacked.
+        references: the largest number of other clients whose models are references; never more than
+            half of all clients.
         shadows: pairs of models that the attacker trains for each client, as the client trains; 0:
-            none, and there are no scores of models that had an utterance.
+            none, and no scores that need models trained on an utterance.
         held: splits of the experiment's data whose utterances nobody trains on.
-        permutations: of people's classes, by which it is told what attributes are by chance.
+        permutations: permutations of people's classes, which give the chance level of attributes.
     """
 
     defences: tuple[str, ...] = (
@@ -143,22 +144,22 @@ class Updates:
 
 @dataclass(frozen=True)
 class Inversion:
-    """Of the inversion of updates.
+    """Options of the inversion of updates.
 
     Attributes:
-        each: clients whose items are recovered, at most; drawn at random.
-        items: of a client's, recovered together from all of its steps, at most: the shortest.
-        iterations: of a search.
-        restarts: of which the best counts.
-        rate: of Adam, in deviations of other people's speech.
-        total_variation: its weight beside the distance of directions.
-        statistics: the weight of BatchNorm's.
-        unroll: local steps that are simulated, at most; of more, the change is taken for that of
-            one step.
-        candidates: items among which the true one has to be the nearest, itself one of them.
-        kind: of features of speech recognition, "fbank" or "mfcc", as `extract-features` made them;
-            "unknown" gives no sound.
-        bins: values of a frame that are of the spectrum, the first ones; 0: all.
+        each: the largest number of clients whose items are recovered, drawn at random.
+        items: the largest number of a client's items, its shortest, that are recovered together
+            from all of its steps.
+        iterations: iterations of a search.
+        restarts: searches from random inputs, of which the best is kept.
+        rate: learning rate of Adam, in deviations of other people's speech.
+        total_variation: weight of total variation relative to the distance of directions.
+        statistics: weight of the distance of BatchNorm's statistics.
+        unroll: the largest number of local steps that are simulated; more steps are treated as one.
+        candidates: items among which the true one has to be the nearest, including the true one.
+        kind: kind of features of speech recognition, "fbank" or "mfcc", as `extract-features` made
+            them; no audio is synthesised from "unknown".
+        bins: number of values of a frame, from the first, that are a spectrum; 0: all.
     """
 
     each: Positive = 20

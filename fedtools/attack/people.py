@@ -1,4 +1,4 @@
-"""Whose items are recovered from updates, and whose they are compared with."""
+"""Clients whose items are recovered from updates, and items to compare these with."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from fedtools.attack.updates import NotApplicable
 from fedtools.files.seeds import generator
 from fedtools.tasks.base import Items
 
-# Items of other people of which scales are taken.
+# Number of other people's items that scales are computed from.
 _SCALES = 50
 _LEAST = 1e-3
 
 
 class People:
-    """The clients of a round, and their items, each at its own speed alone.
+    """Clients of a round, and their items, each at its original speed alone.
 
     Args:
-        items: of the experiment.
-        clients: who sent something.
-        options: how many are attacked, and compared.
-        seed: of what is drawn.
+        items: items of the experiment.
+        clients: clients who sent a model.
+        options: numbers of clients to attack and of candidates to compare with.
+        seed: random seed of the draws.
 
     Attributes:
         attacked: the clients whose items are recovered.
-        speaker: of each client; of one with several speakers, itself.
+        speaker: client -> its speaker; the client itself if it has several speakers.
 
     Raises:
-        NotApplicable: if no client has an item with labels, or nobody else has.
+        NotApplicable: if no client has an item with labels, or all are of one speaker.
     """
 
     def __init__(self, items: Items, clients: Sequence[str], options: Inversion, seed: int):
@@ -48,23 +48,23 @@ class People:
         }
         able = [client for client in clients if any(map(items.labels, self._own.get(client, ())))]
         if not able or len(set(self.speaker.values())) < 2:
-            raise NotApplicable("there are no two speakers with labelled items")
+            raise NotApplicable("fewer than two speakers have labelled items")
         order = generator(seed, "inversion", "clients").permutation(len(able))
         self.attacked = sorted(able[index] for index in order[: options.each])
 
     def own(self, client: str) -> list[str]:
-        """A client's items."""
+        """Return a client's items."""
         return self._own.get(client, [])
 
     def shortest(self, client: str, count: int) -> list[str]:
-        """So many of a client's labelled items, at most, the shortest; of equal ones, any."""
+        """Return up to `count` of a client's shortest labelled items; ties are broken at random."""
         labelled = [name for name in self.own(client) if self._items.labels(name)]
         random = generator(self._seed, "inversion", "items", client)
         order = random.permutation(len(labelled)).tolist()
         return sorted((labelled[at] for at in order), key=self._items.sizes.__getitem__)[:count]
 
     def others(self, name: str) -> list[str]:
-        """Candidates beside an item, of other speakers: with its labels, or of about its length."""
+        """Return candidates of other speakers: with an item's labels, or of similar length."""
         items, labels = self._items, self._labels
         own = items.speakers[name], items.owners[name]
         rest = [one for one in labels if own[0] != items.speakers[one] != "" != items.owners[one]
@@ -80,7 +80,7 @@ class People:
         ]
 
     def scales(self, client: str) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and deviation of a frame's values in other speakers' items, (values,) each."""
+        """Return mean and deviation of frames of other speakers' items, (values,) each."""
         rest = [name for name in self._labels
                 if self._items.speakers[name] != self.speaker[client]
                 and self._items.owners[name] != client]  # fmt: skip
@@ -90,7 +90,7 @@ class People:
         return frames.mean(0), frames.std(0).clip(_LEAST)
 
     def most_common(self) -> float:
-        """The share of all items that have the most common labels."""
+        """Return the share of all items that have the most common labels."""
         counts = Counter(self._labels.values())
         return counts.most_common(1)[0][1] / counts.total()
 

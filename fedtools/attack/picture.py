@@ -1,4 +1,4 @@
-"""Speakers of a client on a plane, by t-SNE: Zhu et al. (Interspeech 2022), figure 4."""
+"""Plots of a client's speakers by t-SNE: Zhu et al. (Interspeech 2022), figure 4."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def draw_speakers(
     """Draw the 5 speakers with the most utterances, at most 40 of each.
 
     Args:
-        path: the PNG.
+        path: the PNG file.
         unadapted, personalised: vectors of the victim's utterances, (utterances, D) each.
-        seed: of the choice of utterances and of t-SNE.
+        seed: random seed of the choice of utterances and of t-SNE.
     """
     sizes = np.bincount(victim.speakers)
     chosen = np.sort(np.argsort(-sizes, kind="stable")[:_SPEAKERS])
@@ -45,7 +45,7 @@ def draw_speakers(
 
 
 def _on_a_plane(vectors: np.ndarray, state: int) -> np.ndarray:
-    """t-SNE of (points, D) vectors: (points, 2)."""
+    """Map vectors, (points, D), to a plane by t-SNE: (points, 2)."""
     from sklearn.manifold import TSNE
 
     perplexity = min(_PERPLEXITY, (len(vectors) - 1) / 3)
@@ -58,11 +58,11 @@ def _plot(
     """Draw utterances as points, a colour for each speaker.
 
     Args:
-        path: the PNG.
+        path: the PNG file.
         places: "unadapted" (circles) and "personalised" (triangles) -> (utterances, 2).
         speakers: (utterances,) numbers of speakers from 0; at most as many as there are colours.
-        names: of the speakers.
-        title: of the picture.
+        names: names of the speakers.
+        title: title of the picture.
     """
     with drawing(path, (5.4, 3.6)) as figure:
         axes = figure.subplots()

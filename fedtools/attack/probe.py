@@ -1,8 +1,8 @@
-"""What features still tell of speakers, to a classifier that is taught with a part of them.
+"""Probe of the speaker information in features: a classifier trained on a part of them.
 
-Attack II knows nothing but what was sent, and an adversary of training may have been a poor one. A
-linear classifier that is new, and given the speakers of four fifths of a client's utterances, names
-those of the last fifth: what it finds is there, whatever other attacks make of it.
+Attack II has nothing but the features that were sent, and an adversary in training may have been
+weak. Here a new linear classifier is given the speakers of four fifths of a client's utterances and
+names those of the last fifth: it shows which information is there, even if other attacks miss it.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ _PARTS = 5
 def probe_speakers(
     attack: str, vectors: np.ndarray, speakers: Speakers, key: tuple[int | str, ...]
 ) -> Iterator[Figure]:
-    """The share of utterances whose speaker is named rightly; chance names the most frequent one.
+    """Yield the share of utterances whose speaker is named correctly.
 
-    Each value of the vectors is standardised by those that are taught: with means far from 0, or
-    deviations far apart, a classifier learns nothing in any reasonable time.
+    Chance is to name the most frequent speaker. Values of the vectors are standardised on the
+    training part: with means far from 0 or very different deviations, training would not converge
+    in reasonable time.
 
     Args:
-        attack: its name.
+        attack: name of the attack.
         vectors: (utterances, D).
-        speakers: of these.
-        key: (seed, ...) of everything random.
+        speakers: speakers of the utterances.
+        key: (seed, ...), random seed.
     """
     numbers = speakers.numbers
     parts = parts_of(numbers, generator(*key, "probe"))
-    told = cross_validated(vectors, vectors, numbers, speakers.count, parts, C=1.0)
-    # A lone utterance has nobody to be told by.
-    right = told.any(1) & (told.argmax(1) == numbers)
+    scores = cross_validated(vectors, vectors, numbers, speakers.count, parts, C=1.0)
+    # A single utterance has no training data, and so all scores are 0.
+    right = scores.any(1) & (scores.argmax(1) == numbers)
     chance = 100 * float(np.bincount(numbers).max()) / len(numbers)
     yield speakers.ratio(attack, "named%", right, np.ones(len(right)), chance, 100)
 
 
 def parts_of(numbers: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """In which part each utterance is held out: of each speaker as many in one as in another."""
+    """Return the part in which each utterance is held out, balanced for each speaker."""
     order = np.lexsort((random.random(len(numbers)), numbers))
     found = np.empty(len(numbers), int)
     found[order] = np.arange(len(numbers)) % _PARTS

@@ -1,4 +1,4 @@
-"""What is read out of the first layers of many models, beside what is true of their clients."""
+"""Read-out of the first layers of many models, compared with the truth of their clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.tables import write_tsv
 
 READ = ("model", "speaker", "cosine", "centred", "others")
-# What a first layer tells of all values of its input, and of those that are constant.
+# Read-outs: of all values of the first layer's input, and of the constant values.
 INPUT, CONSTANT = "input", "constant"
 
 
@@ -33,9 +33,13 @@ def read_inputs(
     options: Weights,
     out: Path,
 ) -> tuple[dict[str, np.ndarray], list[Told]]:
-    """What is read out of the first layer, by its name, (versions, values); write OUT/readout.tsv.
+    """Read out the first layer's input, `INPUT` and `CONSTANT`; write OUT/readout.tsv.
 
-    Of all values of the input, and of those alone that are constant. The table is of what was sent.
+    `INPUT` has all values of the input, `CONSTANT` only the constant ones. The table is of updates
+    as they were sent.
+
+    Returns:
+        name -> (versions, values), and the status of each read-out.
     """
     try:
         firsts = [first_layer(one, joined.spec) for one in federations]
@@ -44,7 +48,7 @@ def read_inputs(
         return {}, [Told(one, [], 0, f"{NOT_APPLICABLE}: {error}") for one in (INPUT, CONSTANT)]
     first = firsts[0]
     vectors = read_out(models.versions, first)
-    told = [Told(INPUT, list(first.tensors), vectors.shape[1], OK)]
+    described = [Told(INPUT, list(first.tensors), vectors.shape[1], OK)]
     begin, end = options.constant
     columns, truth = np.arange(begin - 1, end) if end else None, None
     try:
@@ -52,25 +56,25 @@ def read_inputs(
         columns = found if columns is None else columns
     except NotApplicable as error:
         if columns is None:
-            told.append(Told(CONSTANT, [], 0, f"{NOT_APPLICABLE}: {error}"))
+            described.append(Told(CONSTANT, [], 0, f"{NOT_APPLICABLE}: {error}"))
             write_tsv(out / "readout.tsv", READ, [])
-            return {INPUT: vectors}, told
+            return {INPUT: vectors}, described
     if columns[-1] >= vectors.shape[1]:
-        problem = f"constant: {list(options.constant)}, of {vectors.shape[1]} values of the input"
+        problem = f"constant: {list(options.constant)}, but the input has {vectors.shape[1]} values"
         raise UserError(problem)
     own = vectors[:, columns]
-    told.append(Told(CONSTANT, list(first.tensors), len(columns), OK))
+    described.append(Told(CONSTANT, list(first.tensors), len(columns), OK))
     rows = [] if truth is None else _compared(models, own[-len(truth) :], truth[:, columns])
     write_tsv(out / "readout.tsv", READ, rows)
-    return {INPUT: vectors, CONSTANT: own}, told
+    return {INPUT: vectors, CONSTANT: own}, described
 
 
 def _truth(
     federations: Sequence[Federation], first: First, models: Models
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The constant values of the input, and what the first layer is given of each model's client.
+    """Return the constant columns of the input, and the first layer's input for each model.
 
-    The former are (columns,), the latter (models, inputs).
+    Shapes are (columns,) and (models, inputs); the latter is of the client's mean frame.
     """
     columns: np.ndarray | None = None
     truth = np.zeros((len(models.updates), first.shape[1]))
@@ -92,10 +96,10 @@ def _truth(
 
 
 def _compared(models: Models, own: np.ndarray, truth: np.ndarray) -> list[dict[str, object]]:
-    """Rows of OUT/readout.tsv: the cosine of what was read out with the truth.
+    """Return rows of OUT/readout.tsv: the cosine of each read-out with the truth.
 
-    `centred` is that of both less their means over models, `others` the mean cosine with the truth
-    of other people's models: what the cosine owes to what all have in common.
+    `centred` is the cosine of both less their means over models, `others` the mean cosine with the
+    truth of other people's models: the part of the cosine that is common to all.
     """
     people = np.array(models.people)
     found = _cosines(own, truth)
@@ -110,7 +114,7 @@ def _compared(models: Models, own: np.ndarray, truth: np.ndarray) -> list[dict[s
 
 
 def _cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Cosines of all rows of one matrix with those of another; 0 of zeros."""
+    """Return cosines of all rows of one matrix with those of another; 0 for rows of zeros."""
     lengths = [np.linalg.norm(rows, axis=1, keepdims=True) for rows in (one, other)]
     (one, other) = (
         rows / np.where(length > 0, length, 1)

@@ -1,16 +1,16 @@
-"""Reading out what is constant in a client's input, an i-vector say, from a first layer's update.
+"""Read-out of a constant part of a client's input, e.g. an i-vector, from a first layer's update.
 
 A layer y = W [x; c] + b sees c in each frame. The gradient of its weights is then, in the columns
-of c, dW_c = db c', and c = dW_c' db / |db|^2: exact for one step of SGD, or of several, and
-nearly so after Adam's, which keep little more than signs of gradients that do not change theirs. Of
-what is not constant the same formula gives a mean over frames, each weighted by what it
-contributes, which has a speaker's channel and voice.
+of c, dW_c = db c', and c = dW_c' db / |db|^2. This is exact for one or several steps of SGD, and
+nearly so for Adam, whose steps keep little more than the signs of gradients whose signs do not
+change. For values that are not constant, the same formula gives a mean over frames, weighted by
+their contributions, which reflects a speaker's channel and voice.
 
-Frames of padding have a part in db and none in dW_c. It is not db then that c comes with, but the
-same direction is read; where most of db is padding's, with the wrong sign.
+Frames of padding contribute to db and not to dW_c. The factor of c is then not db, but the same
+direction is read, with the wrong sign if padding contributes most of db.
 
-Of a convolution over time each place of the kernel tells the same. The middle one is read, which
-sees no padding.
+In a convolution over time, each position of the kernel gives the same. The middle one is read,
+which sees no padding.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from fedtools.files.states import Spec
 from fedtools.models.asr import input_kind_of, represent
 from fedtools.tasks.parts import CORPUS, MODELS
 
-# Frames of the input by which it is seen what the first layer is given.
+# Number of frames of the input that shows what the first layer receives.
 _FRAMES = 64
 
 
 @dataclass(frozen=True)
 class First:
-    """The first layer of a network, which sees whole frames and has a bias that moves.
+    """First layer of a network, which sees whole frames and has a bias that changes.
 
     Attributes:
-        path: of the module.
-        shape: of the weight: (outputs, inputs) or (outputs, inputs, kernel).
+        path: path of the module.
+        shape: shape of the weight: (outputs, inputs) or (outputs, inputs, kernel).
     """
 
     path: str
@@ -46,12 +46,12 @@ class First:
 
     @property
     def tensors(self) -> tuple[str, str]:
-        """The names of weight and bias."""
+        """Return the names of weight and bias."""
         return f"{self.path}.weight", f"{self.path}.bias"
 
 
 def first_layer(federation: Federation, sent: Spec) -> First:
-    """The first layer of the experiment's models.
+    """Return the first layer of the experiment's models.
 
     Args:
         sent: the tensors that clients send.
@@ -62,7 +62,7 @@ def first_layer(federation: Federation, sent: Spec) -> First:
     models = MODELS.of(federation.task)
     if models is None:
         raise NotApplicable("clients send no models")
-    # In the order in which networks make them, which of the first ones is that of their use.
+    # In the order of definition, in which the first layer comes first.
     layers = [
         (path, one)
         for path, one in models.build().named_modules()
@@ -77,29 +77,29 @@ def first_layer(federation: Federation, sent: Spec) -> First:
             continue
         if name not in sent:
             adapted = "adapt" in federation.experiment.options.model
-            why = "adapters leave it as it is" if adapted else "clients keep it"
+            why = "adapters do not change it" if adapted else "clients keep it"
             raise NotApplicable(f"the first layer, {path}, is not sent: {why}")
         if isinstance(layer, nn.Embedding):
-            raise NotApplicable(f"the first layer, {path}, is a table of words: it has no bias")
+            raise NotApplicable(f"the first layer, {path}, is a table of words, without a bias")
         if f"{path}.bias" not in sent:
             raise NotApplicable(f"the first layer, {path}, has no bias")
         if len(shape) == 4 and shape[1] > 1 and shape[2] == 1:
-            # Over time, as `fedtools.models.stacked.Conv1d` has it.
+            # A convolution over time, in the layout of `fedtools.models.stacked.Conv1d`.
             shape = (*shape[:2], shape[3])
         if len(shape) > 3:
-            problem = "sees patches of its input, none of which has a place of its own"
+            problem = "sees patches of its input, and shares its weights over values"
             raise NotApplicable(f"the first layer, {path}, {problem}")
         if number + 1 < len(layers) and "BatchNorm" in type(layers[number + 1][1]).__name__:
-            problem = "BatchNorm follows at once, and takes the mean away: its bias does not move"
+            problem = "BatchNorm follows directly and removes the mean: the bias does not change"
             raise NotApplicable(f"the first layer, {path}: {problem}")
         return First(path, shape)
     raise NotApplicable("no layer has weights")
 
 
 def read_out(updates: Sequence[Update], first: First) -> np.ndarray:
-    """What each update tells of the input of the first layer: (models, inputs), float64.
+    """Return the read-out of the first layer's input from each update: (models, inputs), float64.
 
-    Zeros of a model whose bias did not move.
+    It is 0 for a model whose bias did not change.
     """
     weight, bias = first.tensors
     outputs, inputs = first.shape[:2]
@@ -113,7 +113,7 @@ def read_out(updates: Sequence[Update], first: First) -> np.ndarray:
 
 
 def constant_of(weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """dW' db / |db|^2 of the update of a weight, (outputs, inputs[, kernel]), and of a bias."""
+    """Return dW' db / |db|^2 for updates of a weight, (outputs, inputs[, kernel]), and a bias."""
     if weight.ndim > 2:
         weight = weight[:, :, weight.shape[2] // 2]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -124,18 +124,19 @@ def constant_of(weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
 def constant_columns(
     federation: Federation, clients: Iterable[str]
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """What is constant in the clients' training data, and not the same for all.
+    """Return the values that are constant in clients' training data, and differ between clients.
 
-    A value is, if it is in most frames what it was in the frame before: of a client, a recording or
-    an utterance, or an online i-vector that changes now and then, whose mean is then read out.
+    A value counts as constant if it equals that of the preceding frame in most frames: it is
+    constant for a client, a recording or an utterance, or it is of an online i-vector that changes
+    now and then, whose mean is then read out.
 
-    No attacker has these data: they tell how right an attacker is.
+    No attacker has these data: they serve to evaluate the attack.
 
     Returns:
-        (columns,), numbers from 0 of the input's values; and client -> the mean frame, (inputs,).
+        (columns,), indices from 0 of the input's values; and client -> the mean frame, (inputs,).
 
     Raises:
-        NotApplicable: if that is not known of the experiment's data.
+        NotApplicable: if the input has no frames, or no such value.
     """
     corpus = CORPUS.of(federation.task)
     if corpus is None or input_kind_of(federation.experiment.options.model) == "wave":
@@ -147,7 +148,7 @@ def constant_columns(
         total, frames = 0.0, 0
         for index in range(len(audio)):
             matrix = audio.audio(index)
-            # Zeros that follow an utterance are none of it.
+            # Zeros after an utterance are padding.
             matrix = matrix[matrix.any(1)].astype(np.float64)
             held = held + (np.diff(matrix, axis=0) == 0).sum(0)
             pairs += max(len(matrix) - 1, 0)
@@ -167,9 +168,9 @@ def _differ(means: dict[str, np.ndarray]) -> np.ndarray:
 def as_first_layer_sees(
     federation: Federation, first: First, number: int, frames: np.ndarray
 ) -> np.ndarray:
-    """What the first layer of a round's global model is given of frames: (frames, inputs).
+    """Return the input of the first layer of a round's global model for frames: (frames, inputs).
 
-    Scales and normalisation of the input are applied, as to an utterance of that frame alone.
+    Scaling and normalisation of the input are applied, as to an utterance of that frame alone.
     """
     federation.load_result(None, number - 1)
     model = federation.task.need(MODELS).build().eval()
@@ -184,7 +185,7 @@ def as_first_layer_sees(
             lengths = torch.tensor([_FRAMES], device=device)
             represent(model, {"speech": speech, "speech_lengths": lengths})
             values = seen.pop()[0]
-            # Convolutions have time last.
+            # Convolutions have time as the last axis.
             values = values.T if len(first.shape) > 2 else values
             found.append(values[len(values) // 2].double().cpu().numpy())
     finally:

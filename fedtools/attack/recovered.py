@@ -1,10 +1,10 @@
-"""How much of an item an attack has recovered, beside what anybody's would have in common with it.
+"""Measures of how much of an item an attack has recovered, with controls.
 
-Spectra of speech are alike: of two clips of one word, and of a clip and the mean of others. That a
-recovered item correlates with the true one therefore says nothing by itself. What is told is by how
-much more it does than with an item of somebody else with the same labels (or, where there is none,
-of about its length), and with the mean of the client's own; and how often, of several candidates,
-the true one is the nearest.
+Spectra of speech are alike: those of two clips of one word, or of a clip and the mean of others.
+That a recovered item correlates with the true one therefore shows nothing by itself. Figures
+compare this correlation with that of another speaker's item with the same labels (or, if there is
+none, of similar length), and of the mean of the client's items; and they count how often the true
+item is the nearest of several candidates.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Item:
     """A recovered item.
 
     Attributes:
-        client: whose it is.
-        name: of the item that it is compared with.
-        found: what was recovered, (frames, values), as the model takes it.
-        others: candidates beside the true one.
-        instead: for each of these, what would be compared with it, were it the true one; of several
-            items that are recovered together, it may be another one.
+        client: client whose item it is.
+        name: name of the true item that it is compared with.
+        found: the recovered input of the model, (frames, values).
+        others: candidates other than the true item.
+        instead: for each candidate, the recovered input that would be compared with it if it were
+            the true item; this may be another of several items recovered together.
     """
 
     client: str
@@ -49,13 +49,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Measure:
-    """Some items' values of one measure, each a sum over so much.
+    """One measure of some items, as sums and the amounts that they are divided by.
 
     Attributes:
-        name: of the measure.
-        against: what the control is.
-        clients: (items,), whose each is.
-        sums: (items, 3): of the recovered item, of the control, and of the true item.
+        name: name of the measure.
+        against: name of the control.
+        clients: (items,), the client of each item.
+        sums: (items, 3): for the recovered item, for the control, and for the true item.
         amounts: (items,), what the sums are divided by, such as words.
     """
 
@@ -66,7 +66,7 @@ class Measure:
     amounts: np.ndarray
 
     def row(self, speaker: Mapping[str, str], resamples: int, seed: int) -> dict[str, object]:
-        """The columns from "measure" on; the interval, 95 %, is the difference's, by speaker."""
+        """Return columns from "measure" on, with the 95 % interval of the difference by speaker."""
         names, place = np.unique([speaker[one] for one in self.clients], return_inverse=True)
         value, control, true = self.sums.sum(0) / self.amounts.sum()
         draws = speaker_draws(len(names), resamples, seed, "inversion")[:, place]
@@ -74,21 +74,21 @@ class Measure:
         with np.errstate(invalid="ignore", divide="ignore"):
             low, high = interval((draws @ apart) / (draws @ self.amounts))
         if self.name == "EER%":
-            # Each item has the rate of all.
+            # Each item has the rate of all items, so that draws do not vary.
             low = high = np.nan
         numbers = {"value": value, "control": control, "true": true}
         numbers |= {"difference": value - control, "low": low, "high": high}
         digits = 1 if self.name.endswith("%") else 3
-        told = {key: "-" if np.isnan(one) else f"{one:.{digits}f}" for key, one in numbers.items()}
+        cells = {key: "-" if np.isnan(one) else f"{one:.{digits}f}" for key, one in numbers.items()}
         counts = {"clients": len(set(self.clients)), "speakers": len(names)}
         about = {"measure": self.name, "against": self.against}
-        return {**about, **told, **counts, "items": len(self.clients)}
+        return {**about, **cells, **counts, "items": len(self.clients)}
 
 
 def correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """Of all values of two spectra, from each of which its mean over frames is removed.
+    """Return the correlation of all values of two spectra, less their means over frames.
 
-    The longer one is cut to the other's length.
+    The longer spectrum is cut to the length of the other.
     """
     frames = min(len(one), len(other))
     a, b = (part[:frames] - part[:frames].mean(0) for part in (one, other))
@@ -97,9 +97,9 @@ def correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def assigned(found: Sequence[np.ndarray], true: Sequence[np.ndarray]) -> list[int]:
-    """For each true spectrum which of those found is its own: those with most in common.
+    """Assign to each true spectrum the index of a recovered one, to maximise their correlations.
 
-    Nobody knows the order of items that are recovered together, and whose labels are the same.
+    The order of items that are recovered together and have the same labels is unknown.
     """
     likeness = [[correlation(one, other) for other in found] for one in true]
     _, columns = linear_sum_assignment(likeness, maximize=True)
@@ -107,12 +107,12 @@ def assigned(found: Sequence[np.ndarray], true: Sequence[np.ndarray]) -> list[in
 
 
 class Judge:
-    """Judges recovered items.
+    """Evaluation of recovered items.
 
     Args:
-        spectrum: of an item as the model takes it, (frames, bins).
-        audio: an item's true input.
-        own: the items of a client.
+        spectrum: returns the spectrum of a model's input, (frames, bins).
+        audio: returns an item's true input.
+        own: returns the items of a client.
     """
 
     def __init__(
@@ -124,11 +124,11 @@ class Judge:
         self.spectrum, self._audio, self._own = spectrum, audio, own
 
     def of(self, name: str) -> np.ndarray:
-        """The spectrum of a true item."""
+        """Return the spectrum of a true item."""
         return self.spectrum(self._audio(name))
 
     def measures(self, items: Sequence[Item]) -> Iterator[Measure]:
-        """How like recovered items are to the true ones."""
+        """Yield measures of the similarity of recovered items and true ones."""
         clients = [one.client for one in items]
         ones, rows = np.ones(len(items)), []
         for item in items:
@@ -138,7 +138,7 @@ class Judge:
             against = [correlation(self.spectrum(one), self.of(other)) for one, other in pairs]
             longer = (self.of(one) for one in self._own(item.client))
             own_items = [one[: len(true)] for one in longer if len(one) >= len(true)]
-            # Of a client's only item the mean is itself.
+            # The mean of a client's only item is the item itself.
             mean = correlation(found, np.mean(own_items, 0)) if len(own_items) > 1 else np.nan
             nearest = 100.0 * all(own > other for other in against)
             chance = 100 / (1 + len(against))
@@ -146,9 +146,9 @@ class Judge:
         own, other, mean, nearest, chance = np.array(rows).T
         yield Measure("correlation", OTHERS, clients, np.stack([own, other, ones], 1), ones)
         if (several := ~np.isnan(mean)).any():
-            whose = [client for client, one in zip(clients, several, strict=True) if one]
+            owners = [client for client, one in zip(clients, several, strict=True) if one]
             sums = np.stack([own, mean, ones], 1)[several]
-            yield Measure("correlation", MEAN, whose, sums, ones[several])
+            yield Measure("correlation", MEAN, owners, sums, ones[several])
         full = np.full_like(ones, 100)
         yield Measure("nearest%", CHANCE, clients, np.stack([nearest, chance, full], 1), ones)
 
@@ -159,20 +159,20 @@ def words(
     audio: Callable[[str], np.ndarray],
     rate: str,
 ) -> Measure:
-    """What a model hears in recovered items, in those of others, and in the true ones.
+    """Measure what a model recognises in recovered items, in other speakers', and in true ones.
 
     Args:
-        errors: and words, of an input in an item's place.
+        errors: returns the numbers of errors and words for an input in place of an item.
         rate: "wer" or "accuracy".
     """
     sums, amounts = [], []
     for item in items:
         inputs = item.found, audio(item.others[0]), audio(item.name)
         found = [errors(item.name, one) for one in inputs]
-        said = found[0][1]
-        wrong = [100 * count for count, _ in found]
-        sums.append(wrong if rate == "wer" else [100 * said - one for one in wrong])
-        amounts.append(said)
+        count = found[0][1]
+        wrong = [100 * one for one, _ in found]
+        sums.append(wrong if rate == "wer" else [100 * count - one for one in wrong])
+        amounts.append(count)
     name = "WER%" if rate == "wer" else "accuracy%"
     clients = [one.client for one in items]
     return Measure(name, OTHERS, clients, np.array(sums, float), np.array(amounts, float))
@@ -185,14 +185,14 @@ def voices(
     enrolment: Mapping[str, str],
     speaker: Mapping[str, str],
 ) -> list[Measure]:
-    """Whether the speaker is heard in recovered items, in others' in their place, in true ones.
+    """Measure how well the speaker is recognised in recovered items, other speakers', true ones.
 
-    All are made sound again of features, the enrolment, too.
+    All audio is synthesised from features, including the enrolment.
 
     Args:
-        embed: the embedding of an input, of length 1.
-        enrolment: client -> another item of the client's.
-        speaker: of each client.
+        embed: returns the embedding of an input, of length 1.
+        enrolment: client -> another item of the client.
+        speaker: client -> its speaker.
 
     Returns:
         how often a client's enrolment is nearer than another speaker's, in %; and the equal error
@@ -208,25 +208,25 @@ def voices(
     people = np.array([speaker[one] for one in clients])
     own = np.array([clients.index(item.client) for item in items])
     targets = np.arange(len(clients)) == own[:, None]
-    # Other clients of the same speaker are in no trial.
+    # Other clients of the same speaker are not in trials.
     rest = people != people[own][:, None]
     below = scores < np.take_along_axis(scores, own[:, None, None], 2)
     shares = 100 * (below & rest[:, None]).sum(2) / rest.sum(1)[:, None]
-    whose = [item.client for item in items]
-    measure = Measure("speaker%", OTHERS, whose, shares, np.ones(len(items)))
+    owners = [item.client for item in items]
+    measure = Measure("speaker%", OTHERS, owners, shares, np.ones(len(items)))
     tried = targets | rest
     rates = [equal_error_rate(scores[:, kind][tried], targets[tried]) for kind in range(3)]
     return [
         measure,
-        Measure("EER%", OTHERS, whose, np.tile(rates, (len(whose), 1)), measure.amounts),
+        Measure("EER%", OTHERS, owners, np.tile(rates, (len(owners), 1)), measure.amounts),
     ]
 
 
 def draw(path: Path, rows: Sequence[Sequence[np.ndarray]]) -> None:
-    """Draw spectra, from each of which its mean over frames is removed: true, recovered, another's.
+    """Draw true, recovered and other speakers' spectra, each less its mean over frames.
 
     Args:
-        path: the PNG.
+        path: the PNG file.
         rows: three spectra, (frames, bins), of each item.
     """
     titles = "true", "recovered", "another's"

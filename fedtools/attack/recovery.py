@@ -1,7 +1,7 @@
-"""Recovery of inputs from what clients of a round sent, by gradient matching, and its figures.
+"""Recovery of inputs from the updates of a round, by gradient matching, and its figures.
 
-Of one step on one item, which the attacker computes as the client would: the best case, of which
-papers report; and of what the client really sent, after all of its steps.
+Inputs are recovered from one step on one item, which the attacker computes as the client would: the
+best case, which papers report; and from what the client really sent, after all of its steps.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ _DRAWN = 3
 
 @dataclass(frozen=True)
 class FirstSteps(Victims):
-    """What clients would send after one step on one item, as the attacker computes it.
+    """Victims with simulated messages: what clients would send after one step on one item.
 
     Attributes:
-        take: of a client, what it would send.
+        take: returns what a client would send.
     """
 
     take: Callable[[str], State]
 
     def states(self, wanted: Sequence[str]) -> Iterator[tuple[str, State]]:
-        """See `Victims`."""
+        """Yield simulated states; see `Victims.states`."""
         for name in wanted:
             yield name, self.take(name)
 
 
 class Recovery:
-    """Recovers inputs, and judges them.
+    """Recovery of inputs, and its evaluation.
 
     Args:
         world: the round.
-        encoder: says who speaks; None: nobody is asked.
+        encoder: encoder that identifies speakers; None: speakers are not identified.
 
     Attributes:
-        drawn: of some items, spectra of the true one, the recovered one, and somebody else's.
-        silent: why nobody says who speaks; "" if somebody does, or is not asked.
+        drawn: spectra of some items: true, recovered, and another speaker's.
+        silent: why speakers are not identified; "" if they are, or if there is no encoder.
     """
 
     def __init__(self, world: World, encoder: VoiceEncoder | None):
@@ -76,7 +76,7 @@ class Recovery:
         self.silent = ""
 
     def rows(self) -> Iterator[dict[str, object]]:
-        """Recover inputs, and judge them.
+        """Recover inputs, evaluate them, and yield rows of the table.
 
         Raises:
             NotApplicable: if nothing can be recovered.
@@ -101,14 +101,14 @@ class Recovery:
             raise NotApplicable("nothing that training changes is sent")
 
     def _front(self) -> Front | None:
-        """How the model's input was made of sound; None: it is not known.
+        """Return how the model's input was computed from audio; None if this is not known.
 
         Raises:
-            NotApplicable: if nothing can be recovered of the model's input.
+            NotApplicable: if the model's input cannot be recovered.
         """
         options = self._world.federation.experiment.options.model
         if options.get("criterion") == "lfmmi":
-            raise NotApplicable("the gradient of LF-MMI cannot be differentiated again")
+            raise NotApplicable("the gradient of LF-MMI cannot be differentiated")
         kind, bins = self._options.kind, self._options.bins
         if CLIPS.of(self._world.federation.task):
             found, width = inputs_of(options)
@@ -117,7 +117,7 @@ class Recovery:
             kind = input_kind_of(options) or kind
             width = self._items.audio(next(iter(self._items.owners))).shape[1]
         if kind == "wave":
-            raise NotApplicable("the model takes waveforms, of which there is no spectrum")
+            raise NotApplicable("the model takes waveforms, not spectra")
         return None if kind == "unknown" else Front.of(kind, bins or width)
 
     def _spectrum(self, front: Front | None, values: np.ndarray) -> np.ndarray:
@@ -130,7 +130,7 @@ class Recovery:
     def _states(
         self, simulation: Simulation, defence: str, steps: str
     ) -> Iterator[tuple[str, State]]:
-        """What is seen of the clients under attack."""
+        """Return the states that the attacker sees of the clients under attack."""
         victims = self._world.victims
         if steps == ONE:
             take = partial(self._first_step, simulation)
@@ -140,11 +140,11 @@ class Recovery:
     def _first_step(self, simulation: Simulation, client: str) -> State:
         names = self._people.shortest(client, 1)
         if not names:
-            # One that is only seen together with others, and has nothing to train on.
+            # The client has nothing to train on, and is only part of other clients' means.
             return dict(self._world.start)
         inputs = [self._world.tensor(self._items.audio(name)) for name in names]
         found = simulation.step(self._loss(names, list(map(self._items.labels, names))), inputs)
-        # Of a stack of one.
+        # Parameters may have the leading axis of a stack of one.
         return {
             key: value.reshape(self._world.start[key].shape)
             for key, value in found.items()
@@ -158,7 +158,7 @@ class Recovery:
         states: Iterator[tuple[str, State]],
         steps: str,
     ) -> list[tuple[str, list[Item], list[Measure]]]:
-        """How each was seen, what was recovered of those that were, and labels that were read."""
+        """Return kind of steps, recovered items, and measures of the labels that were read."""
         found: dict[str, list[Item]] = {}
         right: dict[str, float] = {}
         training = self._world.federation.task.need(MODELS).training
@@ -172,7 +172,7 @@ class Recovery:
                 labels = [read]
             seen = simulation.seen(sent, self._world.start, taken)
             if not any(value.any() for value in seen.update.values()):
-                # It did not move, or sends nothing that moves.
+                # The model did not change, or no tensor that changes is sent.
                 continue
             title = f"inversion, {steps}, client {number}/{len(self._people.attacked)}"
             lengths = [len(self._items.audio(name)) for name in names]
@@ -191,7 +191,7 @@ class Recovery:
     def _items_of(
         self, judge: Judge, client: str, names: Sequence[str], found: Sequence[np.ndarray]
     ) -> list[Item]:
-        """What was recovered, each with the item of its labels that it has most in common with."""
+        """Return recovered items, each assigned to the most similar true item with its labels."""
         others = {name: self._people.others(name) for name in names}
         most = min(map(len, others.values()))
         instead: dict[str, list[np.ndarray]] = {name: [] for name in names}
@@ -211,7 +211,7 @@ class Recovery:
         ]
 
     def _read_label(self, sent: State) -> list[int] | None:
-        """The class of the only clip, by the bias of the output layer; None: nothing says it."""
+        """Return the class of a single clip from the bias of the output layer; None if unknown."""
         if not CLIPS.of(self._world.federation.task):
             return None
         try:
@@ -229,7 +229,7 @@ class Recovery:
         return [Measure("label%", CHANCE, list(right), sums, np.ones(len(sums)))]
 
     def _words(self, model: torch.nn.Module, items: Sequence[Item]) -> Measure:
-        """What the global model hears."""
+        """Measure what the global model recognises."""
         model.eval()
 
         def errors(name: str, values: np.ndarray) -> tuple[int, int]:
@@ -238,7 +238,7 @@ class Recovery:
         return words(items, errors, self._items.audio, self._world.federation.facts.rate)
 
     def _voices(self, front: Front | None, items: Sequence[Item]) -> list[Measure]:
-        """Who speaks, where that is asked for and can be told."""
+        """Measure how well speakers are identified, if there is an encoder and audio."""
         if (encoder := self._encoder) is None:
             return []
         used = {item.name for item in items}
@@ -246,8 +246,8 @@ class Recovery:
                 for item in items}  # fmt: skip
         enrolment = {client: own[0] for client, own in rest.items() if own}
         if front is None or len({self._people.speaker[one] for one in enrolment}) < 2:
-            why = "there are no two speakers with an item more than those that are recovered"
-            why = why if front else "how features were made is not known: set inversion.kind"
+            why = "fewer than two speakers have an item that is not recovered"
+            why = why if front else "the kind of features is not known: set inversion.kind"
             self.silent = why
             return []
         bins = self._options.bins or None

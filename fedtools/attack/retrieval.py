@@ -1,4 +1,4 @@
-"""Attack I: find what a speaker sent by other features of the speaker.
+"""Attack I: retrieve a speaker's sent features by other features of the speaker.
 
 Zhu et al. (Interspeech 2022), section 3.5. The attacker has audio of a speaker, but not the
 client's extractor, and compares vectors of unadapted features with those of personalised ones.
@@ -24,16 +24,17 @@ from fedtools.score.verification import (
 def find_speakers(
     unadapted: np.ndarray, personalised: np.ndarray, speakers: Speakers
 ) -> Iterator[Figure]:
-    """Every utterance's unadapted vector is a query, all personalised ones are the gallery.
+    """Yield figures of retrieval: unadapted vectors are queries, personalised ones the gallery.
 
-    Once the attacker has the very audio that was sent, once only other audio of its speaker; once
-    both kinds of vectors are centred on the mean of the gallery, which is all that somebody with a
-    single recording can do, and once each kind on its own mean, as with recordings of many. The
-    latter undoes a shift between the kinds that is the same for all speakers.
+    There are figures for an attacker with the very audio that was sent, and with only other audio
+    of its speaker; and for both kinds of vectors centred on the mean of the gallery, which is all
+    that an attacker with a single recording can do, and for each kind centred on its own mean,
+    which needs recordings of many. The latter removes a shift between the kinds that is common to
+    all speakers.
 
     Args:
         unadapted, personalised: (utterances, D), of the same utterances.
-        speakers: of these.
+        speakers: speakers of the utterances.
     """
     gallery_mean = personalised.mean(0)
     centrings = {"": gallery_mean, ", each centred": unadapted.mean(0)}
@@ -47,7 +48,7 @@ def find_speakers(
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors of length 1, whose products are cosines; zeros stay zeros."""
+    """Scale vectors to length 1, so that their products are cosines; zeros stay zeros."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, 1)
 
@@ -55,7 +56,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 def _trials(
     attack: str, scores: np.ndarray, used: np.ndarray, speakers: Speakers
 ) -> Iterator[Figure]:
-    """The figures of queries (rows) against a gallery (columns), pairs that are `used` alone."""
+    """Yield figures of queries (rows) against a gallery (columns), over pairs in `used`."""
     numbers = speakers.numbers
     wanted = (numbers[:, None] == numbers) & used
     known = wanted.any(1)

@@ -1,4 +1,4 @@
-"""`fedtools attack features`: all attacks on what the clients of an experiment sent."""
+"""`fedtools attack features`: all attacks on the features that clients sent."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from fedtools.tasks.base import as_configured
 
 @dataclass(frozen=True)
 class Options:
-    """How an experiment is attacked.
+    """Options of an attack on an experiment.
 
     Attributes:
-        clients: whose features; all clients' if empty.
+        clients: clients to attack; all if empty.
         server_data: a data directory of the server's own speech; None leaves out the inversion.
-        text: what clients said; by default as in the train data.
-        section: how many utterances, and epochs.
+        text: transcripts of clients' utterances; by default those of the train data.
+        section: numbers of utterances and epochs.
         resamples: draws of the bootstrap.
-        seed: of everything random.
-        decoders: a folder of trained decoders, for other experiments of the same baseline.
+        seed: random seed.
+        decoders: a directory of trained decoders, for other experiments of the same baseline.
     """
 
     clients: Sequence[str] = ()
@@ -60,10 +60,10 @@ class Options:
 
 @as_configured
 def attack_features(federation: Federation, out: Path, options: Options) -> list[dict[str, object]]:
-    """Attack what clients sent; write OUT/attacks.tsv and OUT/tsne.<client>.png.
+    """Attack features that clients sent; write OUT/attacks.tsv and OUT/tsne.<client>.png.
 
     Returns:
-        the rows of the table, see `fedtools.attack.figures.COLUMNS`, numbers written out.
+        the rows of the table, see `fedtools.attack.figures.COLUMNS`, with numbers as text.
 
     Raises:
         UserError: if no features were sent in this experiment, or by none of the clients.
@@ -72,15 +72,15 @@ def attack_features(federation: Federation, out: Path, options: Options) -> list
     senders = []
     for client, problem in statuses(federation, number, options.clients).items():
         if problem:
-            _say(client, f"nothing of it to attack: {problem}")
+            _say(client, f"not attacked: {problem}")
         else:
             senders.append(client)
     if not senders:
         where = federation.experiment.round(number).path
-        raise UserError("no client's features are there", path=where)
+        raise UserError("no client has features to attack", path=where)
     rows, inverter = [], None
     if options.server_data:
-        # The clients' own audio is no server's, whether they are attacked or not.
+        # The server has no audio of any client, whether it is attacked or not.
         clients = federation.experiment.clients
         train, held, numbers = inversion.read_server_data(
             federation, options.server_data, clients, options.seed
@@ -115,7 +115,7 @@ def attack_client(
     out: Path,
     options: Options,
 ) -> Iterator[Figure]:
-    """The figures of all attacks on one client, and its picture.
+    """Yield the figures of all attacks on one client, and draw its picture.
 
     Args:
         number: the round in which features were sent.
@@ -129,7 +129,7 @@ def attack_client(
         }
         yield from attack_speakers(victim, kinds, out, options)
     else:
-        _say(victim.client, "one speaker, whom the client's name gives away: no attacks I and II")
+        _say(victim.client, "a single speaker, known from the client's name: no attacks I and II")
     if victim.texts is None:
         _say(victim.client, "the train data have no text, so no word error rates")
     else:
@@ -141,10 +141,10 @@ def attack_client(
 def attack_speakers(
     victim: Victim, kinds: Mapping[str, np.ndarray], out: Path, options: Options
 ) -> Iterator[Figure]:
-    """The figures of attacks I and II, and the picture of speakers.
+    """Yield the figures of attacks I and II, and draw the picture of speakers.
 
-    Of a recording that was sent at many speeds, one utterance is taken: the others are no other
-    audio of its speaker.
+    One utterance is taken of each recording that was sent at several speeds: the others do not
+    count as other audio of its speaker.
 
     Args:
         kinds: "unadapted" and "personalised" vectors of all of the victim's utterances.
@@ -154,7 +154,7 @@ def attack_speakers(
     kinds = {kind: kinds[kind][own] for kind in ("unadapted", "personalised")}
     speakers = Speakers(victim.speakers, options.resamples, options.seed, victim.client)
     yield from find_speakers(*kinds.values(), speakers)
-    # The same random numbers for both, which are to be compared.
+    # Both use the same random numbers, since they are compared.
     key = options.seed, "attack", victim.client
     for kind in ("personalised", "unadapted"):
         yield from sort_speakers(f"II, {kind}", kinds[kind], speakers, key)

@@ -1,18 +1,18 @@
-"""Scores of membership: how much more likely an utterance is under a model that had it.
+"""Membership scores: how much more likely an utterance is under a model trained on it.
 
 LiRA      N. Carlini, S. Chien, M. Nasr, S. Song, A. Terzis, F. Tramer: Membership inference attacks
-          from first principles, S&P 2022. The score of an utterance is that of a Gaussian, whose
-          mean is what models without it give (offline), against one of models with it (online,
-          algorithm 1). With few models there is one variance for all utterances of a client, as
-          the paper advises; of 64 or more, each utterance has its own.
+          from first principles, S&P 2022. The score of an utterance is its distance from a
+          Gaussian fitted to models without it (offline), or the likelihood ratio of Gaussians of
+          models with it and without it (online, algorithm 1). With few models, all utterances of
+          a client share one variance, as the paper advises; with 64 or more, each has its own.
 RMIA      S. Zarifzadeh, P. Liu, R. Shokri: Low-cost high-power membership inference attacks, ICML
-          2024. How many utterances z of a population have (p(x | model) / p(x)) / (p(z | model) /
-          p(z)) >= 1, where p(x) is the mean of references without x; the paper's correction for
-          absent models with x is of probabilities of classes, and those of transcripts vanish.
+          2024. The share of utterances z of a population with (p(x | model) / p(x)) / (p(z | model)
+          / p(z)) >= 1, where p(x) is the mean over references without x. The paper's correction for
+          missing models with x applies to class probabilities; those of transcripts vanish.
 threshold S. Yeom, I. Giacomelli, M. Fredrikson, S. Jha: Privacy risk in machine learning, CSF 2018,
-          with the loss under the global model for the loss that is usual; and of the gradient.
-blind     What audio tells, and the loss under the global model: nothing that the client sent. D.
-          Das, J. Zhang, F. Tramer: Blind baselines beat membership inference attacks for foundation
+          with the loss under the global model as the expected loss; and likewise for the gradient.
+blind     From audio and the loss under the global model alone, without the client's update. D. Das,
+          J. Zhang, F. Tramer: Blind baselines beat membership inference attacks for foundation
           models, 2024.
 """
 
@@ -24,28 +24,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Of an utterance: the loss, which LiRA scales as the logit of exp(-loss); and the cosine of its
-# gradient with the update.
+# Statistics of an utterance: the loss, which LiRA scales as the logit of exp(-loss); and the cosine
+# of its gradient with the update.
 LOSS, GRADIENT = 0, 1
 STATISTICS = ("loss", "gradient")
-# Whose models are references: other clients', or those with the same speaker's speech.
+# References: other clients' models, or models of the same speaker's speech.
 ROUND, SPEAKER, NOBODY = "round", "speaker", "-"
-# From so many models on, each utterance has a variance of its own.
+# Number of models from which on each utterance has its own variance.
 _OWN_VARIANCE = 64
 Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What models make of the utterances of a client's trials.
+    """Evidence of models on the utterances of a client's trials.
 
     Attributes:
         start: (n,), losses under the global model.
-        victim: (n, 2), of the client's model, `LOSS` and `GRADIENT`.
-        cohort: (n, R, 2), of other people's models.
-        outside: (n, S, 2), of models of the same speaker's other speech; NaN where one had it.
-        inside: (n, S, 2), of the attacker's models that had it; NaN where one had not.
-        population: (n,) bool, which are of the population.
+        victim: (n, 2), `LOSS` and `GRADIENT` of the client's model.
+        cohort: (n, R, 2), likewise for other people's models.
+        outside: (n, S, 2), for models of the same speaker's other speech; NaN where a model was
+            trained on the utterance.
+        inside: (n, S, 2), for the attacker's models trained on an utterance; NaN where not.
+        population: (n,) bool, whether an utterance belongs to the population.
     """
 
     start: np.ndarray
@@ -57,9 +58,9 @@ class Seen:
 
 
 def scores_of(seen: Seen) -> Iterator[tuple[Key, np.ndarray]]:
-    """(Attack, statistic, references) and the scores of all utterances, (n,), large for members.
+    """Yield (attack, statistic, references) and scores of all utterances, (n,), large for members.
 
-    Without references, or models with an utterance, there are no scores that need them.
+    Scores that need references, or models with an utterance, are left out where there are none.
     """
     plain = np.stack([seen.start - seen.victim[:, LOSS], seen.victim[:, GRADIENT]])
     for name, values in zip(STATISTICS, plain, strict=True):
@@ -81,17 +82,17 @@ def scores_of(seen: Seen) -> Iterator[tuple[Key, np.ndarray]]:
 
 
 def offline(values: np.ndarray, outside: np.ndarray) -> np.ndarray:
-    """How many deviations values (n,) lie above those of models without the utterances, (n, R)."""
+    """Return how many deviations values, (n,), are above those of models without them, (n, R)."""
     means = _means(outside)
     found: np.ndarray = (values - means) / np.sqrt(_variances(outside))
     return found
 
 
 def online(values: np.ndarray, inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
-    """The log-likelihood ratio of values (n,); NaN where no model had an utterance."""
+    """Return log-likelihood ratios of values, (n,); NaN where no model had an utterance."""
     variances = [_variances(some) for some in (inside, outside)]
     if min(len(np.atleast_1d(one)) for one in variances) == 1:
-        # A variance of each side would make a score of the distance from both.
+        # With a variance for each side, the score would depend on the distance from both.
         variances = [_variances(inside, outside)] * 2
     one, other = (
         (values - _means(some)) ** 2 / variance + np.log(variance)
@@ -102,11 +103,11 @@ def online(values: np.ndarray, inside: np.ndarray, outside: np.ndarray) -> np.nd
 
 
 def rmia(losses: np.ndarray, outside: np.ndarray, population: np.ndarray) -> np.ndarray:
-    """The share of the population over which utterances dominate, (n,).
+    """Return the share of the population that each utterance dominates, (n,).
 
     Args:
-        losses: (n,), under the model.
-        outside: (n, R), under references; NaN where one had the utterance.
+        losses: (n,), losses under the model.
+        outside: (n, R), losses under references; NaN where one had the utterance.
         population: (n,) bool.
     """
     counts = (~np.isnan(outside)).sum(1)
@@ -118,7 +119,7 @@ def rmia(losses: np.ndarray, outside: np.ndarray, population: np.ndarray) -> np.
 
 
 def _scaled(values: np.ndarray, statistic: int) -> np.ndarray:
-    """LiRA's scaling, log p - log(1 - p), of losses -log p; a cosine as it is."""
+    """Scale losses -log p as LiRA does, to log p - log(1 - p); return a cosine as it is."""
     if statistic == GRADIENT:
         return values
     losses = np.maximum(values, 1e-9)
@@ -134,19 +135,19 @@ def _means(values: np.ndarray) -> np.ndarray:
 
 
 def _variances(*models: np.ndarray) -> np.ndarray:
-    """Around the mean of each utterance and each of `models` (n, R): one, or each utterance's."""
+    """Return one pooled variance, or each utterance's, around the means of each of `models`."""
     counts = sum((~np.isnan(some)).sum(1) for some in models)
     squares = sum(np.nansum((some - _means(some)[:, None]) ** 2, 1) for some in models)
     free = sum(np.maximum((~np.isnan(some)).sum(1) - 1, 0) for some in models)
     if counts[counts > 0].min(initial=_OWN_VARIANCE) >= _OWN_VARIANCE:
         return np.maximum(squares / np.maximum(free, 1), 1e-12)
     pooled = squares.sum() / max(free.sum(), 1)
-    # One model of each kind knows of no deviation.
+    # The deviation of one model of each kind is unknown.
     return np.array([pooled if pooled > 0 else 1.0])
 
 
 def _centred(scores: np.ndarray, population: np.ndarray) -> np.ndarray:
-    """In deviations of the population's scores from their mean: a threshold for each client."""
+    """Standardise scores by the population's, which gives each client its own threshold."""
     if population.sum() < 2 or not (spread := scores[population].std(ddof=1)):
         return scores
     found: np.ndarray = (scores - scores[population].mean()) / spread
@@ -156,13 +157,13 @@ def _centred(scores: np.ndarray, population: np.ndarray) -> np.ndarray:
 def blind(
     features: np.ndarray, labels: np.ndarray, groups: np.ndarray, parts: np.ndarray
 ) -> np.ndarray:
-    """What a classifier of other parts says of each utterance, large for members, (n,).
+    """Return cross-validated scores of a classifier of audio features, large for members, (n,).
 
     Args:
         features: (n, D) of audio.
         labels: (n,) bool.
-        groups: (n,), clients, by whose mean features are centred.
-        parts: (n,), each of which is left out in turn.
+        groups: (n,), clients, on whose means features are centred.
+        parts: (n,), parts of the cross-validation, each of which is left out in turn.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -172,19 +173,19 @@ def blind(
     sums = np.zeros((place.max() + 1, features.shape[1]))
     np.add.at(sums, place, features)
     features = features - (sums / np.bincount(place)[:, None])[place]
-    told = np.zeros(len(labels))
+    scores = np.zeros(len(labels))
     for part in np.unique(parts):
         tested = parts == part
         model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(features[~tested], labels[~tested])
-        told[tested] = model.decision_function(features[tested])
-    return told
+        scores[tested] = model.decision_function(features[tested])
+    return scores
 
 
 def audio_features(audio: np.ndarray, loss: float) -> np.ndarray:
-    """Of one utterance (frames, values): means, deviations, changes; length; the global loss."""
+    """Return features of audio, (frames, values): means, deviations, changes, length, the loss."""
     frames = len(audio)
     steps = abs(np.diff(audio, axis=0)).mean(0) if frames > 1 else np.zeros(audio.shape[1])
     own = [np.log(frames), loss, loss / frames]

@@ -1,10 +1,10 @@
-"""Models that an attacker trains, with an utterance and without it, from the global model.
+"""Shadow models: models that an attacker trains with and without an utterance.
 
-They come in pairs: of each pair of a client's trials, a member and its counterpart, one model has
-the one, and its twin the other, so that each utterance is in half of them, whatever it is. The rest
-is what the attacker has, until it is as much as the client trains on: the same speaker's other
-speech, then other people's. The training is the client half of the experiment's method; what a
-client keeps for itself is as in the global model.
+They come in pairs: for each member and its counterpart in a client's trials, one model is trained
+on the one and its twin on the other, so that each utterance is in half of the models, whether it is
+a member or not. The rest of the data, up to the amount that the client trains on, is what the
+attacker has: the same speaker's other speech, then other people's. The training is the client half
+of the experiment's method and begins with the global model, including tensors that clients keep.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedtools.tasks.parts import MODELS
 
 
 def plan(draw: Draw, trials: Trials, pairs: int, seed: int) -> list[list[str]]:
-    """The data of each of a client's shadow models; two, one after the other, are a pair."""
+    """Return the data of each of a client's shadow models; successive two are a pair."""
     found = []
     for number in range(pairs):
         random = generator(seed, "membership", "shadow", trials.client, number)
@@ -46,15 +46,15 @@ def plan(draw: Draw, trials: Trials, pairs: int, seed: int) -> list[list[str]]:
 def train(
     federation: Federation, number: int, items: Items, client: str, data: Sequence[str], seed: int
 ) -> State:
-    """What one who has some utterances would send in a round in a client's place.
+    """Train on some utterances in a client's place, and return what it would send in a round.
 
     Args:
         number: the round.
         items: all utterances.
-        client: as whom it trains, where a method says of each client how.
-        data: what it trains on.
-        seed: of its random numbers; with the experiment's, and a client's own data, it is what
-            that client sends.
+        client: client whose place it takes, for methods that treat clients differently.
+        data: utterances to train on.
+        seed: random seed; the experiment's seed and a client's own data give what that client
+            sends.
 
     Raises:
         UserError: if the training diverged.

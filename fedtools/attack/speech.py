@@ -1,7 +1,7 @@
-"""What speech itself tells: the trials of models, decided by the audio that each was trained on.
+"""Reference for attacks on models: their trials, decided by the speech that models learnt from.
 
-No attack on models is asked to find more of a speaker than the best verifier finds in the speech.
-The verifier is none of ours, see `fedtools.speaker.resemblyzer`.
+No attack on models can be expected to find more about a speaker than the best verifier finds in the
+speech. The verifier is an external one, see `fedtools.speaker.resemblyzer`.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ NAME = "speech"
 
 @dataclass(frozen=True)
 class Client:
-    """Who speaks a client's utterances, and where they are: the arguments of `read_wave`."""
+    """A client's speaker, and the arguments of `read_wave` for each utterance."""
 
     speaker: str
     utterances: dict[str, tuple[Any, ...]]
 
 
 def read_clients(folders: Sequence[Path]) -> dict[str, Client]:
-    """The clients of some data directories who have one speaker each.
+    """Read the clients of some data directories that have one speaker each.
 
-    Of a recording that is there at many speeds, the one at speed 1 is taken.
+    Only utterances at speed 1 are taken.
 
     Raises:
-        UserError: if a table is missing or does not fit, or a client is in two of the directories.
+        UserError: if a table is missing or inconsistent, or a client is in two of the directories.
     """
     clients: dict[str, Client] = {}
     for folder in folders:
@@ -54,7 +54,7 @@ def read_clients(folders: Sequence[Path]) -> dict[str, Client]:
         own = {utt for utt, name in unperturbed(data).items() if name == utt}
         for client, utts in invert(data.utt2client).items():
             if client in clients:
-                problem = f"{client!r} is a client of another folder, too"
+                problem = f"{client!r} is also a client of another folder"
                 raise UserError(problem, path=folder / "utt2client")
             kept = [utt for utt in utts if utt in own]
             speakers = {data.utt2spk[utt] for utt in kept}
@@ -66,9 +66,9 @@ def read_clients(folders: Sequence[Path]) -> dict[str, Client]:
 def embed_clients(
     encoder: VoiceEncoder, clients: Mapping[str, Client], names: Sequence[str]
 ) -> np.ndarray:
-    """The embeddings of some clients, (clients, 256), each of length 1: means over utterances.
+    """Compute embeddings of some clients, means over utterances of length 1: (clients, 256).
 
-    Utterances that are digital silence are left out, and named.
+    Utterances that are digital silence are left out, and reported on stderr.
 
     Raises:
         UserError: if audio cannot be read, or a client has nothing but silence.
@@ -89,7 +89,7 @@ def embed_clients(
                 raise UserError(f"all speech of client {name!r} is silence")
             rows.append(mean_embedding(found))
     if silent:
-        print(f"left out, as they are silence: {some(silent)}", file=sys.stderr)
+        print(f"left out because they are silent: {some(silent)}", file=sys.stderr)
     return np.stack(rows)
 
 
@@ -104,18 +104,18 @@ def attack(
     """Decide lists of trials by the cosine of their models' speech; write OUT/speech.tsv.
 
     Args:
-        folders: data directories, whose clients the models are.
-        lists: trials, `trials.<kind>` as other attacks write them.
-        out: gets also the embeddings in speech.ark and .scp, and of each kind a score for each
-            trial, and a DET curve, in speech.<kind> and speech.<kind>.det.tsv.
-        resamples, seed: of intervals.
+        folders: data directories of the clients that the models are of.
+        lists: lists of trials, `trials.<kind>` as other attacks write them.
+        out: directory that also gets the embeddings in speech.ark and .scp, and for each kind the
+            scores of trials in speech.<kind> and a DET curve in speech.<kind>.det.tsv.
+        resamples, seed: number and random seed of resamples for intervals.
 
     Returns:
-        the rows that were written.
+        the rows written.
 
     Raises:
-        UserError: if two lists are of one kind, a model is no client with one speaker, or there is
-            no Resemblyzer.
+        UserError: if two lists are of one kind, a model is not of a client with one speaker, or
+            Resemblyzer is missing.
     """
     clients = read_clients(folders)
     speakers = {name: client.speaker for name, client in clients.items()}
@@ -123,7 +123,7 @@ def attack(
     for path in lists:
         kind = path.name.removeprefix("trials.")
         if kind in trials:
-            raise UserError(f"two lists of {kind} trials", path=path, remedy="name another one")
+            raise UserError(f"two lists of {kind} trials", path=path, remedy="give one")
         trials[kind] = Trials.read(path, speakers)
     names = byte_order({one for some in trials.values() for one in (*some.enrolled, *some.test)})
     embeddings = embed_clients(VoiceEncoder(), clients, names)

@@ -1,4 +1,4 @@
-"""Attack III: transcribe what clients sent, with the classifier that the server holds."""
+"""Attack III: transcribe the features that clients sent, with the server's classifier."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Posteriors = Iterable[tuple[Sequence[int], Tensor, Tensor]]
 def read_transcripts(
     federation: Federation, sent_in: int, victim: Victim, speakers: Speakers
 ) -> Iterator[Figure]:
-    """The server's greedy word error rate on sent features.
+    """Yield the server's greedy word error rates on sent features.
 
-    By the classifier that it had when they came, and by the one that it trained on them.
+    One is of the classifier that it had when features arrived, one of that trained on them.
 
     Args:
         sent_in: the round in which features were sent.
-        victim: with transcripts.
+        victim: client with transcripts.
     """
     federation.task.load(federation.states.initial, 0)
     yield _with_classifier(federation, victim, speakers, "III, initial classifier")
@@ -46,7 +46,7 @@ def word_error_rate(
     speakers: Speakers,
     attack: str,
 ) -> Figure:
-    """The greedy error rate, in %, of a client's utterances, by what their language has."""
+    """Return the greedy error rate of a client's utterances in %, in their language's unit."""
     unit, tokenizer = victim.audio.unit, federation.task.need(TOKENIZER)
     errors, words = np.zeros(len(victim.texts)), np.zeros(len(victim.texts))
     for indices, log_probs, lengths in posteriors:
@@ -62,7 +62,7 @@ def word_error_rate(
 def _with_classifier(
     federation: Federation, victim: Victim, speakers: Speakers, attack: str
 ) -> Figure:
-    """Of the classifier as it is loaded."""
+    """Return the word error rate of the loaded classifier on sent features."""
 
     @torch.no_grad()
     def posteriors() -> Posteriors:

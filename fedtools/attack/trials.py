@@ -1,9 +1,9 @@
-"""The trials of a membership attack: whose utterances, whose models, and what the attacker has.
+"""Trials of a membership attack: utterances, models, and what the attacker has.
 
-Clients are cut in two. Some of them, at most half, are the cohort, whose models are references of
-all others; what is said by clients outside of it serves as trials and as population, so that no
-reference was trained on what it is a reference for. What a client is tried with, and by which
-models, does not depend on what is a member.
+Clients are split in two. Some of them, at most half, are the cohort, whose models are references
+for all others; utterances of clients outside the cohort serve as trials and as population, so that
+no reference was trained on an utterance that it is a reference for. The utterances and models of a
+trial do not depend on membership.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from fedtools.files.seeds import generator
 from fedtools.tasks.base import Items
 
 SAME, ANYBODY = "same speaker", "anybody"
-# Utterances of the population, and candidates for an utterance's counterpart, at most.
+# Upper bounds: utterances of the population, and candidates for an utterance's counterpart.
 _POPULATION, _CANDIDATES = 64, 50
 
 
 @dataclass(frozen=True)
 class Trials:
-    """Of one client.
+    """Trials of one client.
 
     Attributes:
-        client: whose model is attacked.
-        speakers: of its training data.
-        pairs: by whose the other is, `SAME` or `ANYBODY`: members, each with an utterance of like
-            length that is none.
-        population: utterances of other people, which are no trials.
-        cohort: other people's models.
-        kin: models of the same speaker's other clients, whose speech is in no trial.
-        own: the same speaker's speech that is not the client's.
+        client: client whose model is attacked.
+        speakers: speakers of its training data.
+        pairs: `SAME` or `ANYBODY`, by the speaker of the non-member -> members, each with a
+            non-member of similar length.
+        population: utterances of other people that are not in trials.
+        cohort: clients of other people, whose models are references.
+        kin: other clients of the same speaker, whose models are references and whose speech is not
+            in trials.
+        own: the same speaker's utterances that are not the client's.
     """
 
     client: str
@@ -48,25 +49,25 @@ class Trials:
 
     @property
     def items(self) -> list[str]:
-        """Everything that is scored, once."""
+        """Return all utterances to score, each once."""
         tried = [one for pairs in self.pairs.values() for pair in pairs for one in pair]
         return list(dict.fromkeys([*tried, *self.population]))
 
     @property
     def nearest(self) -> Sequence[tuple[str, str]]:
-        """The pairs of the same speaker where there are some, and otherwise those of anybody."""
+        """Return the pairs of the same speaker, or if there are none, those of anybody."""
         return self.pairs.get(SAME) or self.pairs[ANYBODY]
 
 
 class Draw:
-    """How trials are drawn.
+    """Random choice of trials.
 
     Args:
         items: all utterances.
-        clients: those whose models can be looked at.
-        each: members of a client, at most.
-        references: clients of the cohort, at most; never more than half of all.
-        seed: of everything random.
+        clients: clients with valid models.
+        each: the largest number of members of a client.
+        references: the largest number of clients in the cohort; never more than half of all.
+        seed: random seed.
     """
 
     def __init__(self, items: Items, clients: Sequence[str], each: int, references: int, seed: int):
@@ -93,7 +94,7 @@ class Draw:
         )
 
     def trials(self, client: str) -> Trials | None:
-        """Those of one client; None if it has no members, or there are no others."""
+        """Return the trials of one client; None if there are no members or no non-members."""
         random = generator(self._seed, "membership", client)
         mine = self._of_client[client]
         speakers = self._speakers[client]
@@ -101,13 +102,14 @@ class Draw:
         members = self._once(mine, random)[: self._each]
         of_speakers = [item for one in sorted(speakers) for item in self._of_speaker[one]]
         known = {client, *kin}
-        said = {self._items.recordings[item] for item in mine}
+        recorded = {self._items.recordings[item] for item in mine}
         same = [
             item
             for item in of_speakers
-            if self._items.owners[item] not in known and self._items.recordings[item] not in said
+            if self._items.owners[item] not in known
+            and self._items.recordings[item] not in recorded
         ]
-        # Of many others a part is looked at, twice as many as are wanted.
+        # Only a part of many others is considered, twice as many as needed.
         few = random.permutation(len(self._others))[: 2 * _CANDIDATES * self._each]
         drawn = [self._others[index] for index in few]
         others = [item for item in drawn if self._strange(item, known, speakers)]
@@ -125,13 +127,13 @@ class Draw:
             [item for item in self._population if self._strange(item, known, speakers)],
             [one for one in self._cohort if not self._speakers[one] & speakers],
             kin,
-            [item for item in (*same, *lent) if self._items.recordings[item] not in said],
+            [item for item in (*same, *lent) if self._items.recordings[item] not in recorded],
         )
 
     def fill(self, trials: Trials, count: int, random: np.random.Generator) -> list[str]:
-        """Utterances that the attacker has for a client: of its speaker, then of other people.
+        """Return utterances that the attacker has for a client: of its speaker, then of others.
 
-        None of them is the client's, in a trial, or in the population; at no speed.
+        None of them is the client's, in a trial, or in the population, at any speed.
         """
         recordings = self._items.recordings
         taken = {recordings[item] for item in trials.items}
@@ -147,43 +149,43 @@ class Draw:
         return found
 
     def size(self, client: str) -> int:
-        """How many utterances a client trains on."""
+        """Return the number of utterances that a client trains on."""
         return len(self._of_client[client])
 
     def _kin(
         self, client: str, speakers: set[str], random: np.random.Generator
     ) -> tuple[list[str], list[str]]:
-        """Of the speaker's other clients the half whose models are references; what they said."""
+        """Return half of the speaker's other clients, as references, and the speech they have."""
         owners = {
             self._items.owners[item] for one in speakers for item in self._of_speaker[one]
         } - {client, ""}
         found = sorted(owners & set(self._clients))
         chosen = random.permutation(len(found))[: len(found) // 2]
         kin = [found[index] for index in np.sort(chosen)]
-        said = [item for one in kin for item in self._of_client[one]]
-        return kin, [item for item in said if self._items.speakers[item] in speakers]
+        spoken = [item for one in kin for item in self._of_client[one]]
+        return kin, [item for item in spoken if self._items.speakers[item] in speakers]
 
     def _strange(self, item: str, clients: Set[str], speakers: Set[str]) -> bool:
-        """Whether it is neither some clients' nor some speakers'."""
+        """Return whether an item belongs to none of some clients and speakers."""
         items = self._items
         return items.owners[item] not in clients and items.speakers[item] not in speakers
 
     def _once(self, items: Sequence[str], random: np.random.Generator) -> list[str]:
-        """In any order; of a recording that is there at several speeds, one."""
+        """Shuffle items, and keep one of each recording that occurs at several speeds."""
         shuffled = (items[index] for index in random.permutation(len(items)))
         return list({self._items.recordings[item]: item for item in shuffled}.values())
 
     def _matched(
         self, members: Sequence[str], others: Sequence[str], people: bool
     ) -> list[tuple[str, str]]:
-        """Members, each with an utterance of like length, of the same of several `people`."""
+        """Pair members with others of similar length; with `people`, only of the same speaker."""
         drawn = others[: _CANDIDATES * len(members)]
         if not drawn:
             return []
         sizes, people_of = self._items.sizes, self._items.speakers
         one, other = (np.log([sizes[item] for item in some]) for some in (members, drawn))
-        who, whom = (np.array([people_of[item] for item in some]) for some in (members, drawn))
+        mine, theirs = (np.array([people_of[item] for item in some]) for some in (members, drawn))
         cost = abs(one[:, None] - other)
-        apart = who[:, None] != whom if people else np.zeros(cost.shape, bool)
+        apart = mine[:, None] != theirs if people else np.zeros(cost.shape, bool)
         at, to = linear_sum_assignment(np.where(apart, 1e6, cost))
         return [(members[i], drawn[k]) for i, k in zip(at, to, strict=True) if not apart[i, k]]

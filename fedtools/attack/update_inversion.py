@@ -1,14 +1,14 @@
-"""What clients' data were, by what they sent: inputs by gradient matching, tokens by output layers.
+"""Inversion of updates: recover inputs by gradient matching, and tokens from output layers.
 
-`fedtools.attack.matching` recovers inputs: of one step on one item, which the attacker computes as
-the client would (the best case, of which papers report), and of what the client really sent, after
-all of its steps. Labels and lengths are known, but for a single clip's, which the output layer
-tells. `fedtools.attack.bag_of_words` tells tokens. (`fedtools.attack.inversion` is another attack,
-on features that clients sent.)
+`fedtools.attack.matching` recovers inputs: from one step on one item, which the attacker computes
+as the client would (the best case, which papers report), and from what the client really sent,
+after all of its steps. Labels and lengths are known to the attacker, except for the label of a
+single clip, which is read from the output layer. `fedtools.attack.bag_of_words` recovers tokens.
+(`fedtools.attack.inversion` is a different attack, on features that clients sent.)
 
 OUT/inversion.tsv        figures, see `fedtools.attack.recovered`
-OUT/inversion_parts.tsv  what was attacked, and why something was not
-OUT/inversion.png        some spectra: true, recovered, somebody else's
+OUT/inversion_parts.tsv  status of each attack: ok, or why it is not applicable
+OUT/inversion.png        some spectra: true, recovered, another speaker's
 """
 
 from __future__ import annotations
@@ -46,41 +46,41 @@ def attack(
         the rows of OUT/inversion.tsv.
 
     Raises:
-        UserError: if the round is not complete, or what was sent is gone.
+        UserError: if the round is not complete, or its updates are missing.
     """
     for defence in look.defences:
         Defence.parse(defence)
     encoder = VoiceEncoder() if look.voices else None
-    rows, told = list[dict[str, object]](), dict[str, str]()
+    rows, statuses = list[dict[str, object]](), dict[str, str]()
     out.mkdir(parents=True, exist_ok=True)
     (out / "inversion.png").unlink(missing_ok=True)
     try:
         world = World(federation, options, look)
     except NotApplicable as error:
-        told = dict.fromkeys((MATCHING, BAG), f"{NOT_APPLICABLE}: {error}")
+        statuses = dict.fromkeys((MATCHING, BAG), f"{NOT_APPLICABLE}: {error}")
     else:
         recovery = Recovery(world, encoder)
         for part, found in ((MATCHING, recovery.rows()), (BAG, bag_rows(world))):
             try:
                 rows += list(found)
-                told[part] = OK
+                statuses[part] = OK
             except NotApplicable as error:
-                told[part] = f"{NOT_APPLICABLE}: {error}"
+                statuses[part] = f"{NOT_APPLICABLE}: {error}"
         if recovery.silent:
-            told[VOICES] = f"{NOT_APPLICABLE}: {recovery.silent}"
+            statuses[VOICES] = f"{NOT_APPLICABLE}: {recovery.silent}"
         if recovery.drawn:
             draw(out / "inversion.png", recovery.drawn)
-    for part, status in told.items():
+    for part, status in statuses.items():
         if status != OK:
             print(f"{part}: {status}", file=sys.stderr)
-    parts = [{"part": part, "status": status} for part, status in told.items()]
+    parts = [{"part": part, "status": status} for part, status in statuses.items()]
     write_tsv(out / "inversion_parts.tsv", PARTS, parts)
     write_tsv(out / "inversion.tsv", COLUMNS, rows)
     return rows
 
 
 def bag_rows(world: World) -> Iterator[dict[str, object]]:
-    """Tell tokens by what output layers changed in all real steps; rows."""
+    """Yield rows of recovered tokens, from the change of output layers in all real steps."""
     output = output_layer(world.federation, world.federation.states.shared_spec)
     names = sorted(world.victims.messages)
     counts = {

@@ -1,9 +1,9 @@
-"""What clients changed of the model that they were sent, and the products of all pairs of changes.
+"""Updates of clients, and the inner products of all pairs of updates.
 
 An update is what a client sent minus what it began with. Attacks on updates need only the products
-of all pairs, which are summed up over pieces of tensors as they are read from the files of
-messages: each byte is read once, and the memory is that of two pieces of all models, whose length
-is chosen so that it is the same for any number of them, and of the products of one part.
+of all pairs, which are summed over pieces of tensors as they are read from the files of messages:
+each byte is read once. Memory holds two pieces of all models, whose length is chosen so that their
+size does not depend on the number of models, and the products of one part.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from fedtools.files.values import STATISTICS
 from fedtools.methods.base import SHARED
 from fedtools.tasks.parts import SPEAKERS
 
-# Of statistics, whose units are others than those of weights.
+# Suffix of parts of statistics, whose units differ from those of weights.
 OF_STATISTICS = ".statistics"
-# Bytes of a piece of all models; two are held.
+# Bytes of a piece of all models; two pieces are in memory.
 PIECE_BYTES = 64 << 20
-# Values of each model that are multiplied at a time: what a processor's caches hold.
+# Values of each model multiplied at a time, as many as fit a processor's caches.
 _AT_ONCE = 4096
-# A model that moved so many times as far as the median one is none that the others are near to.
+# A squared length above this multiple of the median's makes a model an outlier.
 _FAR = 100.0
 
 
 class NotApplicable(Exception):
-    """An attack has nothing to attack in an experiment; the text says why."""
+    """Raised when an attack does not apply to an experiment; the text says why."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What one client changed.
+    """Update of one client.
 
     Attributes:
-        message: what it sent.
-        start: what it began with, by name; of tensors that are not there it began with zeros.
-        client: its name, without the round.
-        number: of the round.
+        message: what the client sent.
+        start: tensors that it began with, by name; missing ones were zeros.
+        client: name of the client, without the round.
+        number: number of the round.
     """
 
     message: Message
@@ -64,14 +64,14 @@ class Update:
 
 @dataclass
 class Updates:
-    """What clients of some rounds of some experiments changed.
+    """Updates of clients in some rounds of some experiments.
 
     Attributes:
-        models: by the model's name, in C order.
-        speakers: of each model; models of clients with several speakers are not there.
-        refused: why nothing is known of a model, by its name.
-        spec: of the tensors that each has sent.
-        groups: of models that are means, whose they are, see `Defended.group`.
+        models: name of the model -> update, in C order.
+        speakers: name of the model -> speaker; models of clients with several speakers are missing.
+        refused: name of the model -> why it was refused.
+        spec: shapes and types of the tensors that each client has sent.
+        groups: for each model that is a mean, the models in the mean, see `Defended.group`.
     """
 
     models: dict[str, Update] = field(default_factory=dict)
@@ -82,17 +82,17 @@ class Updates:
 
 
 def find_updates(federation: Federation, rounds: Sequence[int]) -> Updates:
-    """The updates of some rounds; headers alone are read.
+    """Find the updates of some rounds; only headers are read.
 
-    Files that changed since their round was closed are not told of, as other attacks tell: all
+    Unlike in other attacks, files that changed since their round was closed are not reported: all
     would have to be read twice.
 
     Raises:
         NotApplicable: if clients send no tensors.
-        UserError: if a round is not complete, or its messages are gone.
+        UserError: if a round is not complete, or its messages are missing.
     """
     known = SPEAKERS.of(federation.task)
-    # Where a task knows nothing of speakers, a client is one.
+    # If a task does not know speakers, each client counts as one.
     owners = known() if known else {one: one for one in federation.experiment.clients}
     found = Updates()
     for number in rounds:
@@ -124,12 +124,12 @@ def behind_defence(
     seed: int,
     path: Path,
 ) -> Updates:
-    """The same updates as an attacker sees them behind a defence, written to a file.
+    """Return updates as an attacker sees them behind a defence, and write them to a file.
 
     Args:
         defence: see `fedtools.attack.defences`.
-        seed: of noise and groups.
-        path: gets all models, which are as large as what was sent; for the caller to remove.
+        seed: random seed of noise and groups.
+        path: file of all models, as large as the messages; the caller removes it.
     """
     messages = {name: one.message for name, one in updates.models.items()}
     victims = Victims(messages, updates.refused, updates.speakers)
@@ -158,17 +158,17 @@ def behind_defence(
 
 
 def join(parts: Sequence[Updates], where: Sequence[Path]) -> Updates:
-    """The updates of several experiments together.
+    """Join the updates of several experiments.
 
     Raises:
-        UserError: if they are not of the same tensors, or a model is in two of them.
+        UserError: if their tensors differ, or a model is in two of them.
     """
     found = Updates(spec=parts[0].spec)
     for part, folder in zip(parts, where, strict=True):
         if part.spec != found.spec:
-            raise UserError(f"other tensors are sent than in {where[0]}", path=folder)
+            raise UserError(f"the tensors sent differ from those of {where[0]}", path=folder)
         if twice := found.models.keys() & part.models.keys():
-            raise UserError(f"{min(twice)!r} is in another experiment, too", path=folder)
+            raise UserError(f"{min(twice)!r} is also in another experiment", path=folder)
         found.models |= part.models
         found.speakers |= part.speakers
         found.refused |= part.refused
@@ -178,10 +178,10 @@ def join(parts: Sequence[Updates], where: Sequence[Path]) -> Updates:
 
 
 def parts_of(spec: Spec) -> dict[str, list[str]]:
-    """The parts that a model is looked at by, from the bottom, and the tensors of each.
+    """Return the parts of a model, from the bottom, and the tensors of each.
 
-    A part is a block or a layer: what has the same name up to its last number, or up to its last
-    dot where there is none. BatchNorm's statistics are parts of their own.
+    A part is a block or a layer: tensors with the same name up to its last number, or up to its
+    last dot if there is no number. BatchNorm's statistics are separate parts.
     """
     found: dict[str, list[str]] = {}
     for name in sorted(spec, key=_natural):
@@ -195,15 +195,15 @@ def parts_of(spec: Spec) -> dict[str, list[str]]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """What names are sorted by, so that layer 2 comes before layer 10."""
+    """Return a sorting key of a name by which layer 2 comes before layer 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
 
 
 class Reader:
-    """Reads pieces of updates from the files of their messages.
+    """Reader of pieces of updates from the files of their messages.
 
     Args:
-        updates: in the order of the rows of what is read.
+        updates: in the order of the rows that are read.
     """
 
     def __init__(self, updates: Sequence[Update]):
@@ -221,7 +221,7 @@ class Reader:
         self._stack.close()
 
     def expect(self, name: str, begin: int, length: int) -> None:
-        """Let the system read ahead so many values of a tensor, which lie far apart in files."""
+        """Let the system read ahead `length` values of a tensor, which are far apart in files."""
         for update in self._updates:
             message = update.message
             size = np.dtype(message.layout.spec[name][1]).itemsize
@@ -252,12 +252,12 @@ class Reader:
 
 @dataclass
 class Products:
-    """Of one part: the products of all pairs of models.
+    """Products of all pairs of models, for one part.
 
     Attributes:
-        part: its name.
-        products: (models, models), of updates from which the same vector has been taken away.
-        squares: (models,), of the updates as they are; 0 of a model that did not change.
+        part: name of the part.
+        products: (models, models), of updates less a vector common to all.
+        squares: (models,), squared lengths of the updates; 0 for a model that did not change.
     """
 
     part: str
@@ -271,20 +271,21 @@ def multiply(
     piece_bytes: int = PIECE_BYTES,
     versions: int = 1,
 ) -> Iterator[Products]:
-    """The products of all pairs of updates, part by part, each byte of the files being read once.
+    """Yield the products of all pairs of updates by part; each byte of the files is read once.
 
-    From each piece a mean over models is taken away, so that what all have in common, which may be
-    most of an update, costs no digits; whoever centres the products on a mean of their own gets
-    the same. What models in two versions have in common may be another thing in each: each version
-    is centred by itself, and the way from the one mean to the other is multiplied apart. Pieces are
-    single precision, their sums double. Where an update is not finite, so are its products.
+    A mean over models is subtracted from each piece, so that the part that all have in common,
+    which may be most of an update, costs no precision; products that are later centred on another
+    mean are not affected. Models in two versions may have different parts in common: each version
+    is centred separately, and products with the difference of the two means are added at the end.
+    Pieces are in single precision, sums in double. Products of an update that is not finite are not
+    finite either.
 
     Args:
         updates: in the order of the products' rows.
-        parts: the tensors of each.
-        piece_bytes: of all models' single values.
-        versions: in how many, one or two, each model is there: all in the one, then all in the
-            other.
+        parts: part -> its tensors.
+        piece_bytes: bytes of a piece of all models, in single precision.
+        versions: number of versions of each model, one or two; all models are in the first, then
+            all in the second.
     """
     spec = updates[0].message.layout.spec
     width = max(1, piece_bytes // (4 * len(updates)))
@@ -302,7 +303,7 @@ def multiply(
     for part, *_ in plan:
         left[part] += 1
     sums = _Sums("", count, versions)
-    # One thread reads, the others multiply; more of them than processors wait for one another.
+    # One thread reads, the others multiply; more threads than processors would wait for each other.
     threads = max(1, len(os.sched_getaffinity(0)) - 1)
     limited = threadpool_limits(threads, "blas")
     with Reader(updates) as reader, ThreadPoolExecutor(1) as ahead, limited:
@@ -319,7 +320,7 @@ def multiply(
         coming = ahead.submit(read, 0) if plan else None
         for number, (part, *_) in enumerate(plan):
             found = coming.result()
-            # The other buffer is free: what was in it has been added.
+            # The other buffer is free: its values have been added.
             coming = ahead.submit(read, number + 1) if number + 1 < len(plan) else None
             if sums.part != part:
                 sums = _Sums(part, count, versions)
@@ -330,22 +331,22 @@ def multiply(
 
 
 class _Sums:
-    """The products of one part, as pieces come.
+    """Sums of products of one part over pieces.
 
     Args:
-        part: its name.
-        count: of updates.
+        part: name of the part.
+        count: number of updates.
         versions: see `multiply`.
     """
 
     def __init__(self, part: str, count: int, versions: int):
         self.part, self._versions = part, versions
         self._products, self._squares = np.zeros((count, count)), np.zeros(count)
-        # Of the step from the first version's mean to the second's: its products, and its square.
+        # Products with the step between the versions' means, and its squared length.
         self._along, self._length = np.zeros(count), 0.0
 
     def add(self, piece: np.ndarray, squares: np.ndarray, step: np.ndarray) -> None:
-        """A piece, (updates, values), each version from its own mean; the step between these."""
+        """Add a piece, (updates, values), with versions centred separately, and the means' step."""
         self._squares += squares
         with np.errstate(over="ignore", invalid="ignore"):
             for begin in range(0, piece.shape[1], _AT_ONCE):
@@ -357,7 +358,7 @@ class _Sums:
                     self._length += float(own @ own)
 
     def result(self) -> Products:
-        """All of them, both versions from the first one's mean."""
+        """Return all products, with both versions relative to the first one's mean."""
         if self._versions > 1:
             second = np.arange(len(self._products)) >= len(self._products) // 2
             self._products[:, second] += self._along[:, None]
@@ -367,12 +368,12 @@ class _Sums:
 
 
 def _centre(piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Take the mean of near models away from a piece, (models, values), in place.
+    """Subtract the mean of models, outliers excluded, from a piece, (models, values), in place.
 
-    What is not finite becomes zeros: others' products are what they would be without it.
+    Rows that are not finite become zeros, so that they do not affect other models' products.
 
     Returns:
-        (models,), the squares as they were, which tell; and the mean, (values,).
+        (models,), squared lengths before, which show what is not finite; and the mean, (values,).
     """
     total, mean = np.zeros(len(piece)), np.zeros(piece.shape[1], np.float32)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,14 +1,14 @@
-"""What a defence costs: errors of what clients send behind it, on speech that nobody trained on.
+"""Cost of a defence: errors of models that clients send behind it, on held-out speech.
 
-    own         of each client its own model, as the server gets it, on the client's own speech:
-                what personalisation is left
-    newcomers   the next global model, the mean of what the clients send, on people who are no
-                client of the round
-    everybody   that model on both together
+    own         each client's own model, as the server receives it, on the client's own speech:
+                the personalisation that is left
+    newcomers   the next global model, the mean of the models sent, on people who are not clients
+                of the round
+    everybody   the next global model on both groups together
 
-Whose speech a split holds decides: a client of the split, or a speaker where it has no clients, who
-has a model in the round is `own`, and all others are newcomers. Of a speaker with several models
-each counts. Errors are pooled; intervals are over those people, or clients where a split has some.
+A client of a split (or a speaker, if the split has no clients) with a model in the round is `own`,
+and all others are newcomers. If a speaker has several models, each counts. Errors are pooled;
+intervals are over those people, or clients if a split has some.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from fedtools.tasks.parts import CORPUS, MEASURED
 
 UTILITY = ("defence", "rate", "on", "value", "low", "high", "speakers")
 ON = OWN, NEWCOMERS, EVERYBODY = "own", "newcomers", "everybody"
-# The defence whose rows tell what updates are worth.
+# Name of the rows without updates, with which the benefit of updates is compared.
 NOTHING = "nothing sent"
-# Errors, and of how many words or clips.
+# Numbers of errors, and of words or clips.
 Counts = np.ndarray
 Measure = Callable[[], Counts]
 
@@ -53,22 +53,22 @@ def utility(
     """Measure what each defence costs, and, in the first rows, the model that the round began with.
 
     Clients have the weights that the experiment's method gives them. Tensors that stay at clients
-    are as the global model has them.
+    are those of the global model.
 
     Args:
-        number: the round, in which models were sent.
-        defences: see `fedtools.attack.defences`. That only means of some are seen changes nothing
-            in the mean of all, and so nothing for newcomers.
-        splits: of the experiment's data.
-        resamples: draws of people for intervals; of fewer than ten people there are none.
-        seed: of noise, groups and draws.
+        number: the round in which models were sent.
+        defences: see `fedtools.attack.defences`. `mean` does not change the mean of all clients,
+            and so changes nothing for newcomers.
+        splits: splits of the experiment's data.
+        resamples: draws of people for intervals; fewer than ten people have no interval.
+        seed: random seed of noise, groups and draws.
 
     Returns:
         rows of `UTILITY`: the WER by greedy search without a language model, or the accuracy, in %;
-        "-" where there is nobody to measure on.
+        "-" if there is nobody to measure on.
 
     Raises:
-        UserError: if a split is not there, or no model was sent.
+        UserError: if a split is missing, or no model was sent.
     """
     for one in defences:
         Defence.parse(one)
@@ -89,18 +89,18 @@ def utility(
 
 @dataclass(frozen=True)
 class _Person:
-    """Who is measured on: how, and the models that are this person's."""
+    """Person whose speech models are measured on, and the clients with a model of this person."""
 
     measures: list[Measure]
     clients: list[str]
 
     def counts(self) -> Counts:
-        """Those of the model that is loaded."""
+        """Return the counts of the loaded model."""
         return np.sum([measure() for measure in self.measures], axis=0)
 
 
 def _people(federation: Federation, victims: Victims, splits: Sequence[str]) -> dict[str, _Person]:
-    """The people of some splits together, or the clients."""
+    """Return the people of all splits together, or the clients."""
     found: dict[str, _Person] = {}
     for split in splits:
         for name, measure in _measures(federation, split):
@@ -112,7 +112,7 @@ def _people(federation: Federation, victims: Victims, splits: Sequence[str]) -> 
 
 
 def _measures(federation: Federation, split: str) -> Iterator[tuple[str, Measure]]:
-    """Whose data are in a split, and what measures the model that is loaded on them."""
+    """Yield the people of a split, and functions that measure the loaded model on them."""
     task, facts = federation.task, federation.facts
 
     def read(found: Mapping[str, object]) -> Counts:
@@ -127,7 +127,7 @@ def _measures(federation: Federation, split: str) -> Iterator[tuple[str, Measure
     owners = dict(data.utt2client or zip(names, speakers_of(data, names), strict=True))
     for owner in sorted(set(owners.values())):
         own = [name for name in names if owners.get(name) == owner]
-        # Of who says no word there is no rate.
+        # People without any words have no rate.
         if any(data.text[name].split() for name in own):
             heard = corpus.gather(data, own)
             yield owner, lambda heard=heard: read(measured(heard))
@@ -135,7 +135,7 @@ def _measures(federation: Federation, split: str) -> Iterator[tuple[str, Measure
 
 @dataclass
 class _Work:
-    """Loads models and measures them."""
+    """Models behind defences, and their errors on people."""
 
     federation: Federation
     victims: Victims
@@ -144,7 +144,7 @@ class _Work:
     seed: int
 
     def measured(self, defence: str) -> dict[str, list[Counts]]:
-        """The counts of each person, by what they are of."""
+        """Return the counts of each person, for each of `ON`."""
         own = {name: one for name, one in self.people.items() if one.clients}
         if defence == NOTHING:
             self._load({})
@@ -158,17 +158,17 @@ class _Work:
         return {OWN: personal, NEWCOMERS: strangers, EVERYBODY: list(start.values())}
 
     def _personal(self, own: Mapping[str, _Person], defence: str) -> list[Counts]:
-        """Those of each client's own model, by person."""
+        """Return the counts of each client's own model, summed by person."""
         found = dict.fromkeys(own, np.zeros(2))
-        whose = {client: name for name, one in own.items() for client in one.clients}
-        for client, state in self._states(whose, defence):
+        owner = {client: name for name, one in own.items() for client in one.clients}
+        for client, state in self._states(owner, defence):
             self._load(state)
-            found[whose[client]] = found[whose[client]] + own[whose[client]].counts()
-        # All of a person's models may be refused behind a defence.
+            found[owner[client]] = found[owner[client]] + own[owner[client]].counts()
+        # Without counts, all of a person's models were refused behind the defence.
         return [counts for counts in found.values() if counts[1]]
 
     def _mean(self, defence: str) -> State:
-        """The next global model: the shared tensors that are sent."""
+        """Return the next global model: the weighted mean of the tensors sent."""
         alone = "+".join(part for part in defence.split("+") if not part.startswith("mean="))
         messages = self.victims.messages
         weights = weights_of(self.federation.method, list(messages.values()))
@@ -189,7 +189,7 @@ class _Work:
         return seen.states(sorted(clients))
 
     def _load(self, state: State) -> None:
-        """Load the model that the round began with, and what was sent in place of its tensors."""
+        """Load the model that the round began with, then replace the tensors in `state`."""
         before = self.number - 1
         self.federation.load_result(None, before)
         if state:
@@ -200,7 +200,7 @@ class _Work:
 def _figures(
     federation: Federation, counts: Sequence[Counts], resamples: int, seed: int
 ) -> dict[str, object]:
-    """The rate of all people together, with its interval."""
+    """Return the pooled rate of all people, with its interval."""
     if not counts:
         return {**dict.fromkeys(("value", "low", "high"), "-"), "speakers": 0}
     errors, total = np.array(counts).T
@@ -208,7 +208,7 @@ def _figures(
     drawn = 100 * (draws @ errors) / (draws @ total)
     figures = np.array([100 * errors.sum() / total.sum(), *interval(drawn)])
     if federation.facts.sign < 0:
-        # Of an accuracy, of which the least error is the most.
+        # For an accuracy, the bounds of the interval change places.
         figures = 100 - figures[[0, 2, 1]]
     cells = ("-" if np.isnan(one) else f"{one:.2f}" for one in figures)
     return {**dict(zip(("value", "low", "high"), cells, strict=True)), "speakers": len(counts)}

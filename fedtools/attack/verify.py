@@ -1,8 +1,9 @@
-"""Who is the same speaker as whom? Trials of personalised models, and how well scores decide them.
+"""Speaker verification trials of personalised models, and figures of how scores decide them.
 
 Tomashenko et al. (ICASSP 2022), section 4.3: target trials are all pairs of models of one speaker,
-others are drawn at random. Two models of one recording also share its channel; what is found in
-them need not be the speaker. Therefore targets are also taken apart by that.
+non-target trials are drawn at random. Two models of one recording also share its channel, so that
+an attack may recognise the channel and not the speaker. Therefore targets are also split by whether
+they share a recording.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ MODEL_COLUMNS = ("model", "speaker", "gender", "talks")
 # Kinds of trials, which differ by the targets: all pairs of models of one speaker, those that share
 # a recording, and those that share none.
 KINDS = EASY, SAME, OTHER = "easy", "same", "other"
-# Scores that are log-likelihood ratios. Those of A1 are distances, which no Cllr is known of.
+# Scores that are log-likelihood ratios. Those of A1 are distances, which have no Cllr.
 RATIOS = ("PLDA", "PLDA, cohort", "regression")
-# As many points of a curve are enough for a picture.
+# Number of points of a DET curve, enough for a plot.
 _POINTS = 1000
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is known of a model for trials: "" and no talks where nothing is.
+    """Properties of a model that trials depend on; "" and no talks where they are unknown.
 
-    A speaker may be a talk, and then several of them be of one person.
+    A speaker may stand for a talk; then several speakers may be one person.
     """
 
     speaker: str
@@ -62,10 +63,10 @@ class Model:
 
 
 def read_models(path: str | Path) -> dict[str, Model]:
-    """model -> what a table says of it; beside `MODEL_COLUMNS` it may have `person` and others."""
+    """Read a table of models; it may have `person` and others in addition to `MODEL_COLUMNS`."""
     rows = read_tsv(path, None)
     if not rows or not set(MODEL_COLUMNS) <= rows[0].keys():
-        raise UserError(f"no table of {', '.join(MODEL_COLUMNS)}", path=path, line=1)
+        raise UserError(f"expected the columns {', '.join(MODEL_COLUMNS)}", path=path, line=1)
     found = {}
     for line, row in enumerate(rows, 2):
         if row["model"] in found:
@@ -79,16 +80,17 @@ def read_models(path: str | Path) -> dict[str, Model]:
 def make_trials(
     models: Mapping[str, Model], *, others: int = A1.others, seed: int = 0
 ) -> dict[str, Trials]:
-    """Pairs of models, by `KINDS`; a kind without a target trial is left out.
+    """Return pairs of models, by `KINDS`; a kind without a target trial is left out.
 
-    All kinds have the same trials of two speakers, so that what differs between their error rates
-    is of the targets. Whose recordings are not known is a target of any recording alone.
+    All kinds have the same trials of two speakers, so that differences of their error rates are due
+    to the targets. Models without known recordings are targets of kind `easy` alone.
 
     Args:
-        models: by name; one of a speaker with one model is in no target trial. Two of one person,
-            but of two speakers, are in no trial.
-        others: trials of two speakers, drawn at random; all if there are no more, or with 0.
-        seed: of the draw.
+        models: models by name; the only model of a speaker is in no target trial. Two models of one
+            person with two speakers are not a trial.
+        others: number of trials of two speakers, drawn at random; all if there are no more, or with
+            0.
+        seed: random seed of the draw.
 
     Raises:
         UserError: if no trial of one speaker, or of two, is left.
@@ -121,7 +123,7 @@ def _trials(targets: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]
 def write_trials(
     out: Path, models: Mapping[str, Model], others: int, seed: int
 ) -> dict[str, Trials]:
-    """Make trials and write OUT/trials.<kind> and model2speaker; delete kinds that are no more."""
+    """Make trials and write OUT/trials.<kind> and model2speaker; delete files of old kinds."""
     trials = make_trials(models, others=others, seed=seed)
     write_table(out / "model2speaker", {name: one.speaker for name, one in models.items()})
     for kind in KINDS:
@@ -143,20 +145,20 @@ def judge(
     seed: int,
     ratios: bool = False,
 ) -> dict[str, object]:
-    """The figures of some trials, written out.
+    """Return the figures of some trials, as text.
 
     Args:
         scores: (trials,), large where the speakers seem the same.
         speakers: model -> speaker.
-        resamples, seed: of the interval of the equal error rate.
-        ratios: scores are log-likelihood ratios, natural logs; others have no Cllr.
+        resamples, seed: number and random seed of resamples for the interval of the error rate.
+        ratios: whether scores are natural log-likelihood ratios; other scores have no Cllr.
     """
     rate = estimate_error_rate(
         scores, trials.targets, trials.speakers(speakers), resamples=resamples, seed=seed
     )
     few = rate.targets < MIN_TARGETS
     return {
-        # Of few trials the interval alone is told.
+        # With few trials, only the interval is reported.
         "EER%": "-" if few else f"{rate.value:.2f}",
         "low": f"{rate.low:.2f}",
         "high": f"{rate.high:.2f}",
@@ -188,16 +190,15 @@ def decide(
     """Decide trials of models by scores of all pairs; write trials, scores and OUT/<attack>.tsv.
 
     Args:
-        attack: its name, for files and tables.
-        models: those with a speaker.
-        names: of the matrices' rows and columns.
-        matrices: an attacker of `fedtools.attack.knowledge`, or "-" without a defence; a layer,
-            what scores are of, and scores (models, models), large where the speakers seem the same.
-            Rows are enrolled. A pair whose score is NaN is no trial.
-        main: the scores that are also written for each trial, and what their files' names begin
-            with.
-        kept: whether those of a layer are written, too.
-        defence: of the clients, see `fedtools.attack.defences`.
+        attack: name of the attack, for files and tables.
+        models: models with a known speaker.
+        names: names of the matrices' rows and columns.
+        matrices: an attacker of `fedtools.attack.knowledge`, or "-" without a defence; a layer, the
+            kind of scores, and scores, (models, models), large where the speakers seem the same.
+            Rows are enrolled. A pair whose score is NaN is not a trial.
+        main: kinds of scores that are also written for each trial -> prefix of their files.
+        kept: returns whether the scores of a layer are written for each trial.
+        defence: defence of the clients, see `fedtools.attack.defences`.
         others, resamples, seed: see `make_trials` and `judge`.
     """
     trials = write_trials(out, models, others, seed)
@@ -208,7 +209,7 @@ def decide(
     owners = [speakers[names[index]] for index in place]
     lacking = dict[tuple[str, str], None]()
     for attacker, layer, way, matrix in matrices:
-        # Of all models, whatever they share, but of no person twice.
+        # All models count, whatever recordings they share, but each person only once.
         pairs = matrix[np.ix_(place, place)]
         known = not np.isnan(pairs).any()
         legal = _legal(risk(pairs, owners) if known else Risk(np.nan, np.nan, len(alone)))
@@ -221,8 +222,8 @@ def decide(
                 scores, some, speakers, resamples=resamples, seed=seed, ratios=way in RATIOS
             )
             figures |= legal if kind == EASY else dict.fromkeys(legal, "-")
-            told = {"defence": defence, "attacker": attacker, "layer": layer, "scores": way}
-            rows.append({**told, "trials": kind, **figures})
+            about = {"defence": defence, "attacker": attacker, "layer": layer, "scores": way}
+            rows.append({**about, "trials": kind, **figures})
             if way in main and kept(layer):
                 who = "" if attacker == ANY else f".{attacker}"
                 write_scores(out / f"{main[way]}.{layer}{who}.{kind}", some, scores)
@@ -231,15 +232,15 @@ def decide(
 
 
 def _tell_of(lacking: Iterable[tuple[str, str]], attack: str) -> None:
-    """Say on stderr which trials of which attacker have no figures."""
+    """Report on stderr which trials of which attacker have no figures."""
     for kind, attacker in lacking:
         who = f"{attacker} attacker" if attacker != ANY else "any attacker"
-        problem = "no pair of one speaker, or of two, without an update on both sides"
+        problem = "no figures: all pairs of one speaker, or all of two, share an update"
         print(f"{attack}, {kind} trials, {who}: {problem}", file=sys.stderr)
 
 
 def _scored(trials: Trials, scores: np.ndarray) -> tuple[Trials, np.ndarray]:
-    """The trials that have a score."""
+    """Return the trials that have a score, and their scores."""
     if not (missing := np.isnan(scores)).any():
         return trials, scores
     place = np.flatnonzero(~missing)
@@ -248,7 +249,7 @@ def _scored(trials: Trials, scores: np.ndarray) -> tuple[Trials, np.ndarray]:
 
 
 def _one_of_each_person(models: Mapping[str, Model]) -> set[str]:
-    """The speakers; of several talks of a person the first, since the others would be near it."""
+    """Return one speaker per person: the first talk, since the others would be close to it."""
     first: dict[str, str] = {}
     for model in sorted(models.values(), key=lambda one: one.speaker):
         first.setdefault(model.person or model.speaker, model.speaker)
@@ -264,7 +265,7 @@ def write_figures(
     for kind in sorted({row["trials"] for row in rows if int(row["targets"]) < MIN_TARGETS}):
         print(
             f"{attack}, {kind} trials: fewer than {MIN_TARGETS} target trials, so that only "
-            "intervals of the error rate are told",
+            "intervals of the error rate are reported",
             file=sys.stderr,
         )
     return rows
@@ -274,14 +275,14 @@ def draw_rates(path: Path, rows: Sequence[Mapping[str, object]], title: str) -> 
     """Draw equal error rates by layer, on trials of any two speakers, with their intervals.
 
     Args:
-        path: the PNG.
-        rows: as `decide` returns them, of one score a layer.
+        path: the PNG file.
+        rows: rows from `decide`, with one kind of scores per layer.
     """
     from fedtools.files.drawing import COLOURS, drawing
 
     own = [row for row in rows if row["trials"] == EASY]
     low, high = (np.array([float(str(row[name])) for row in own]) for name in ("low", "high"))
-    # Of few trials there is no rate: the middle of the interval stands for it.
+    # With few trials there is no rate: the middle of the interval is drawn.
     rates = [str(row["EER%"]) for row in own]
     middle = [
         (one + other) / 2 if rate == "-" else float(rate)
@@ -296,12 +297,12 @@ def draw_rates(path: Path, rows: Sequence[Mapping[str, object]], title: str) -> 
         axes.invert_yaxis()
         axes.grid(axis="x", color="0.9")
         axes.set_xlim(0, None)
-        axes.set_xlabel("EER (%), with 95 % intervals; 50 tells nothing")
+        axes.set_xlabel("EER (%), with 95 % intervals; 50 is chance")
         axes.set_title(title, loc="left", fontsize=10)
 
 
 def write_scores(path: Path, trials: Trials, scores: np.ndarray) -> None:
-    """Write a score for each trial, `<model> <model> <score>`, and the DET curve beside it."""
+    """Write each trial's score, `<model> <model> <score>`, and the DET curve next to it."""
     lines = zip(trials.enrolled, trials.test, scores, strict=True)
     write_text(path, "".join(f"{one} {other} {score:.9g}\n" for one, other, score in lines))
     curve = det_curve(scores, trials.targets)
@@ -321,7 +322,7 @@ def _legal(found: Risk) -> dict[str, object]:
 
 
 def _finite(scores: np.ndarray) -> np.ndarray:
-    """Scores of models that did not move at all are infinite, which no histogram can hold."""
+    """Clip infinite scores, of models that did not change at all, for the sake of histograms."""
     finite = scores[np.isfinite(scores)]
     return scores.clip(finite.min(), finite.max()) if len(finite) else np.zeros_like(scores)
 
@@ -333,18 +334,18 @@ def _known(value: float, digits: int) -> str:
 def known_speakers(
     models: Sequence[str], speakers: Sequence[str], table: Path | None
 ) -> dict[str, Model]:
-    """What is known of models that have a speaker, of a table if there is one.
+    """Return the properties of models that have a speaker, from a table if there is one.
 
     Raises:
-        UserError: if the table lacks one, or says another speaker.
+        UserError: if the table lacks a model, or has another speaker for it.
     """
     known = {one: Model(who) for one, who in zip(models, speakers, strict=True) if who}
     if table is None:
         return known
-    told = read_models(table)
+    listed = read_models(table)
     for name, model in known.items():
-        if name not in told or told[name].speaker != model.speaker:
-            problem = f"{name!r} is of {model.speaker!r}, of whom the table does not say so"
+        if name not in listed or listed[name].speaker != model.speaker:
+            problem = f"the table does not list {name!r} with speaker {model.speaker!r}"
             raise UserError(problem, path=table)
-        known[name] = told[name]
+        known[name] = listed[name]
     return known

@@ -1,6 +1,6 @@
-"""The models under attack: those that clients sent in a round of an experiment.
+"""Models under attack: those that clients sent in a round of an experiment.
 
-What a client keeps for itself is not there: it is taken as the global model has it.
+Tensors that clients keep are not sent: attacks use those of the global model.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from fedtools.tasks.parts import INDICATOR, MODELS, SPEAKERS
 
 @dataclass(frozen=True)
 class Victims:
-    """What the clients of some rounds sent.
+    """Messages of the clients of some rounds.
 
     Attributes:
-        messages: by the model's name: the client's, and with several rounds the round's.
-        refused: clients whose message is none, by the model's name.
-        speakers: of each model; models of clients with several speakers are not there.
+        messages: name of the model -> message. The name is the client's, with the round's if there
+            are several rounds.
+        refused: name of the model -> why its message was refused.
+        speakers: name of the model -> speaker; models of clients with several speakers are missing.
     """
 
     messages: dict[str, Message]
@@ -39,7 +40,7 @@ class Victims:
     speakers: dict[str, str]
 
     def states(self, wanted: Sequence[str]) -> Iterator[tuple[str, State]]:
-        """The tensors of some models; one that is not finite is left out, and is then refused."""
+        """Yield the tensors of some models; leave out and refuse models that are not finite."""
         for name in wanted:
             state = read_state(self.messages[name])
             bad = next((key for key, value in state.items() if not np.isfinite(value).all()), "")
@@ -50,10 +51,10 @@ class Victims:
 
 
 def find_victims(federation: Federation, rounds: Sequence[int]) -> Victims:
-    """The messages of some rounds.
+    """Find the messages of some rounds.
 
     Raises:
-        UserError: if a round is not complete, sends no models, or its messages are gone.
+        UserError: if a round is not complete, sends no models, or its messages are missing.
     """
     federation.task.need(MODELS)
     owners, messages, refused = federation.task.need(SPEAKERS)(), {}, {}
@@ -71,10 +72,12 @@ def find_victims(federation: Federation, rounds: Sequence[int]) -> Victims:
 
 
 def sound_victims(federation: Federation, rounds: Sequence[int]) -> Victims:
-    """The messages of some rounds whose models are finite, all of which are read; others are named.
+    """Find the messages of some rounds with finite models, and report refused ones on stderr.
+
+    All models are read.
 
     Raises:
-        UserError: as of `find_victims`.
+        UserError: as in `find_victims`.
     """
     victims = find_victims(federation, rounds)
     for _ in victims.states(sorted(victims.messages)):
@@ -98,10 +101,10 @@ def _sent(federation: Federation, number: int) -> Iterator[Message | Refusal]:
 
 
 def received(federation: Federation, number: int) -> tuple[list[Message], list[Refusal]]:
-    """What the clients of a complete round sent, as `read_messages` finds it.
+    """Read the messages and refusals of a complete round, see `read_messages`.
 
     Raises:
-        UserError: if the round is not complete, or what was sent is gone.
+        UserError: if the round is not complete, or its messages are missing.
     """
     experiment = federation.experiment
     folder = experiment.round(number)
@@ -109,7 +112,7 @@ def received(federation: Federation, number: int) -> tuple[list[Message], list[R
         remedy = f"run fedtools rounds {experiment.path} --to {number}"
         raise UserError(f"round {number} is not complete", path=experiment.path, remedy=remedy)
     if not any(folder.path.glob("update.*.tsv")):
-        problem = "what clients sent is not there any more"
+        problem = "client updates are missing"
         remedy = "begin an experiment with keep_updates: true"
         raise UserError(problem, path=folder.path, remedy=remedy)
     return read_messages(
@@ -122,10 +125,10 @@ def received(federation: Federation, number: int) -> tuple[list[Message], list[R
 
 
 def _warn_of_changes(sums: Mapping[str, str], messages: Sequence[Message]) -> None:
-    """Tell of files that are not as they were when their round was closed.
+    """Warn of files that changed since their round was closed.
 
-    They were checked again, and nothing but attacks reads them; rounds of earlier versions have no
-    sums of them.
+    A warning is enough: the files were validated again, and only attacks read them. Rounds of
+    earlier versions have no checksums of them.
     """
     found = sums_of(messages) if any(name.startswith("update.") for name in sums) else {}
     for path in sorted({path for message in messages for path in message.seals}):
@@ -134,7 +137,7 @@ def _warn_of_changes(sums: Mapping[str, str], messages: Sequence[Message]) -> No
 
 
 def read_state(message: Message) -> dict[str, np.ndarray]:
-    """The tensors that one client sent."""
+    """Read the tensors that one client sent."""
     state = {}
     with message.open() as file:
         for name, (shape, kind) in message.layout.spec.items():
@@ -146,12 +149,12 @@ def read_state(message: Message) -> dict[str, np.ndarray]:
 
 def _check_people(indicator: Path, people: set[str], trained: Iterable[str]) -> None:
     if shared := people & set(trained):
-        problem = f"{min(shared)!r} is in the training data, and a speaker of the Indicator"
+        problem = f"{min(shared)!r} is a speaker of the training data and of the Indicator"
         raise UserError(problem, path=indicator, remedy="give speech of other people")
 
 
 def _check_persons(indicator: Path, train: Path) -> None:
-    """Where a speaker is a talk, it is `utt2person` that tells who is in both."""
+    """Raise a `UserError` if both share a person by `utt2person`, e.g. if speakers are talks."""
     tables = [path / "utt2person" for path in (indicator, train)]
     if not all(table.exists() for table in tables):
         return
@@ -164,14 +167,14 @@ def _check_persons(indicator: Path, train: Path) -> None:
 def make_probe(
     federation: Federation, number: int, indicator: Path, held: int, clips_at_once: int = 64
 ) -> Probe:
-    """How the models of a round are looked at.
+    """Build the probe of a round's models.
 
     Args:
-        number: the round, whose global model is what clients began with.
-        indicator: speech of nobody in particular: a data directory with features, or with clips.
+        number: number of the round, whose clients began with its global model.
+        indicator: a data directory with features or clips of speakers outside the training data.
         held: personalised models in memory at a time.
-        clips_at_once: of an input of keyword networks; which frames are of one clip cannot be seen
-            in the activations of several.
+        clips_at_once: clips in one input of keyword networks; activations of several clips do not
+            show which frames belong to one clip.
 
     Raises:
         UserError: if a speaker of the Indicator is in the training data, or a person, by

@@ -1,17 +1,17 @@
-"""Are two updates of one speaker? By the cosine of what clients changed, part by part or together.
+"""Attack on updates: verify speakers by cosines of updates, for each part and all parts together.
 
-No speech is needed, and no model is run. The vectors of two models are centred on those of a cohort
-of other people (`fedtools.attack.cohort`); a logistic regression of all parts' cosines, trained on
-pairs of the cohort, makes them one log-likelihood ratio. Beside them, where a first layer with a
-bias allows it, what is constant in a client's input is read out (`fedtools.attack.readout`).
+No speech is needed, and no model is run. The updates of two models are centred on those of a cohort
+of other people (`fedtools.attack.cohort`); a logistic regression on all parts' cosines, trained on
+pairs of the cohort, combines them into one log-likelihood ratio. In addition, if the first layer
+has a bias, constant values of a client's input are read out (`fedtools.attack.readout`).
 
-Behind a defence there are rows of each attacker of `fedtools.attack.knowledge`.
+Behind a defence there are rows for each attacker of `fedtools.attack.knowledge`.
 
-OUT/weights.tsv           figures, as of the other attacks on models
+OUT/weights.tsv           figures, as for the other attacks on models
 OUT/weights.<part>.<kind> a score for each trial, and its DET curve; behind a defence
                           weights.<part>.<attacker>.<kind>; see the option weights.scores
 OUT/parts.tsv             each part of the models: its tensors, and why it has no figures
-OUT/readout.tsv           cosine of what was read out of what is sent with the truth, by model
+OUT/readout.tsv           cosine of each model's read-out with the truth
 OUT/weights.png           equal error rates by part
 """
 
@@ -56,21 +56,21 @@ from fedtools.files.sections import Bootstrap
 from fedtools.files.tables import write_tsv
 
 PARTS = ("part", "tensors", "values", "status")
-# Beside the parts and what is read out: all parts together.
+# In addition to parts and read-outs: the regression on all of them.
 TOGETHER = "together"
-# What is of no single part.
+# Layers that are not a single part.
 WHOLE = ALL, INPUT, CONSTANT, TOGETHER
 
 
 @dataclass(frozen=True)
 class Look:
-    """How updates are looked at.
+    """Rounds, defence, resamples and seed of the attack.
 
     Attributes:
-        rounds: in which models were sent.
-        defence: what clients did to them first, see `fedtools.attack.defences`.
-        resamples: of intervals.
-        seed: of everything random.
+        rounds: rounds in which models were sent.
+        defence: defence that clients applied to them, see `fedtools.attack.defences`.
+        resamples: number of bootstrap resamples for intervals.
+        seed: random seed.
     """
 
     rounds: Sequence[int]
@@ -80,7 +80,7 @@ class Look:
 
     @property
     def defended(self) -> bool:
-        """Whether clients did anything."""
+        """Return whether clients applied a defence."""
         return self.defence not in ("", NO_DEFENCE)
 
 
@@ -96,20 +96,20 @@ def attack(
 
     Args:
         attacked: experiments whose models are compared.
-        cohort: experiments of other people; without one, it is the attacked ones' other people.
-        table: what is known of the models, of the cohort too, see `verify.read_models`; None: their
-            speakers.
+        cohort: experiments of other people; without one, cohorts are made of the attacked models.
+        table: what is known of the models, including the cohort's, see `verify.read_models`; None:
+            their speakers.
 
     Returns:
-        the rows of OUT/weights.tsv: none where the clients send no tensors.
+        the rows of OUT/weights.tsv; none if clients send no tensors.
 
     Raises:
-        UserError: if nothing is left to be compared.
+        UserError: if no models are left to compare.
     """
     Defence.parse(look.defence)
     out.mkdir(parents=True, exist_ok=True)
     for path in out.glob("weights.*"):
-        # Of parts that there may be no more.
+        # An earlier run may have had other parts.
         path.unlink()
     federations = [*attacked, *cohort]
     with scratch_dir(out) as scratch, ExitStack() as settings:
@@ -126,13 +126,13 @@ def attack(
         joined = join(found, where)
         before = join(plain, where) if look.defended else None
         models = find_models(joined, before, found, table, len(attacked))
-        products, models, told = products_of(models, joined, options, scratch)
+        products, models, described = products_of(models, joined, options, scratch)
         vectors, more = read_inputs(federations, joined, models, options, out)
-        told += more
+        described += more
         some = blocks(models.people, models.given, look.seed)
         layers = _Layers(products, vectors, joined.groups)
-        rows = _decide(models, some, layers, told, out, options, look)
-    _write_parts(out, told)
+        rows = _decide(models, some, layers, described, out, options, look)
+    _write_parts(out, described)
     best = [row for row in rows if row["attacker"] in (ANY, SEMI)]
     title = "Attack on updates, by part of the model"
     draw_rates(out / "weights.png", best, title if not look.defended else f"{title}, {SEMI}")
@@ -142,7 +142,7 @@ def attack(
 def _defended(
     federations: Sequence[Federation], plain: Sequence[Updates], look: Look, scratch: Path
 ) -> list[Updates]:
-    """What the clients of each experiment changed, as it is seen behind the defence."""
+    """Return the updates of each experiment as they are seen behind the defence."""
     return [
         behind_defence(
             federation,
@@ -158,12 +158,12 @@ def _defended(
 
 @dataclass(frozen=True)
 class _Layers:
-    """What models are compared by, of all versions.
+    """Products and vectors by which models are compared, in all versions.
 
     Attributes:
-        products: of each part.
-        vectors: what was read out, by its name.
-        groups: of models that are means, whose they are.
+        products: part -> products.
+        vectors: name -> read-out.
+        groups: for each model that is a mean, the models in the mean.
     """
 
     products: Mapping[str, np.ndarray]
@@ -175,12 +175,12 @@ def _decide(
     models: Models,
     some: Sequence[Block],
     layers: _Layers,
-    told: list[Told],
+    described: list[Told],
     out: Path,
     options: Weights,
     look: Look,
 ) -> list[Mapping[str, object]]:
-    """The figures of all parts, and of all together."""
+    """Return the figures of each part, and of all parts together."""
     names = list(models.updates)
     attacked = {
         name: models.known[name] for name, one in zip(names, models.given, strict=True) if not one
@@ -229,14 +229,14 @@ def _decide(
         resamples=look.resamples,
         **chosen,
     )
-    told += [Told(TOGETHER, [], 0, status) for status in statuses]
+    described += [Told(TOGETHER, [], 0, status) for status in statuses]
     return rows
 
 
-def _write_parts(out: Path, told: Sequence[Told]) -> None:
-    """Write OUT/parts.tsv; tell on stderr what has no figures."""
+def _write_parts(out: Path, described: Sequence[Told]) -> None:
+    """Write OUT/parts.tsv; report parts without figures on stderr."""
     rows = []
-    for one in told:
+    for one in described:
         cells = {"part": one.part, "tensors": len(one.tensors), "values": one.values}
         rows.append({**cells, "status": one.status})
         if one.status != OK:

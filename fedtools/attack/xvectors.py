@@ -1,8 +1,8 @@
-"""Attack A2: speaker embeddings of how a personalised model differs from the global one.
+"""Attack A2: speaker embeddings of the differences between personalised and global models.
 
-Tomashenko et al. (ICASSP 2022), section 3.2.2 and figure 3: on the frame-by-frame differences of a
-hidden layer (equation 1), an x-vector network (Snyder et al., ICASSP 2018) of seven layers, with
-statistics pooling after the fifth. Differences are computed while they are used.
+Tomashenko et al. (ICASSP 2022), section 3.2.2 and figure 3: an x-vector network (Snyder et
+al., ICASSP 2018) of seven layers, with statistics pooling after the fifth, on the frame-by-frame
+differences of a hidden layer (equation 1). Differences are computed on the fly.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from fedtools.files.errors import UserError
 from fedtools.files.progress import Lines
 from fedtools.files.seeds import generator, seed64
 
-# Frames of context of the five layers below the pooling: width of the kernel, and its dilation.
+# Context of the five layers below the pooling: width of the kernel in frames, and its dilation.
 _CONTEXTS = ((5, 1), (3, 2), (3, 3), (1, 1), (1, 1))
 _LEAST_VARIANCE = 1e-8
 
 
 @dataclass(frozen=True)
 class Training:
-    """How the network is trained.
+    """Layer, options and seed for training the network.
 
     Attributes:
         layer: h, the hidden layer of the acoustic model, from 1.
-        options: of the network, and of steps.
+        options: options of the network and its training.
         part: see `fedtools.attack.layers.PARTS`.
-        seed: of everything random.
+        seed: random seed.
     """
 
     layer: int
@@ -48,17 +48,17 @@ class Training:
 
 
 class XVectors(nn.Module):
-    """Differences to speakers.
+    """X-vector network, which maps differences to speakers.
 
     Args:
         size: values of a frame.
-        width: of the layers.
-        speakers: how many there are.
+        width: width of the layers.
+        speakers: number of speakers.
     """
 
     def __init__(self, size: int, width: int, speakers: int):
         super().__init__()
-        # Differences are small, and of any scale.
+        # Differences are small, and their scale is arbitrary.
         self.scale = nn.BatchNorm1d(size, affine=False)
         sizes = [size, *[width] * 4, 3 * width]
         self.frames = nn.ModuleList(
@@ -76,7 +76,7 @@ class XVectors(nn.Module):
         )  # fmt: skip
 
     def embed(self, differences: Tensor) -> Tensor:
-        """(B, T, size) to embeddings (B, width), the sixth layer's affine part."""
+        """Map (B, T, size) to embeddings, (B, width), the affine output of the sixth layer."""
         hidden = self.scale(differences.transpose(1, 2))
         for layer in self.frames:
             hidden = layer(hidden)
@@ -84,12 +84,12 @@ class XVectors(nn.Module):
         return self.embedding(torch.cat([hidden.mean(2), (variance + _LEAST_VARIANCE).sqrt()], 1))
 
     def forward(self, differences: Tensor) -> Tensor:
-        """(B, T, size) to logits (B, speakers)."""
+        """Map (B, T, size) to logits, (B, speakers)."""
         return self.last(self.embed(differences))
 
 
 class Differences:
-    """Equation 1 for the models that a probe holds.
+    """Differences of equation 1 for the models that a probe holds.
 
     Args:
         probe: its first model is the global one.
@@ -109,7 +109,7 @@ class Differences:
         self.size = self._activation(0, self.inputs[0]).shape[1]
 
     def of(self, models: int, given: Any) -> Tensor:
-        """The first so many personalised models' differences, (models, T, D), on one input."""
+        """Return differences of the first `models` models on one input, (models, T, D)."""
         before = self._activation(0, given)
         found = [self._activation(number, given) - before for number in range(1, models + 1)]
         return torch.stack(found)
@@ -129,12 +129,12 @@ class Differences:
 
 
 class View(NamedTuple):
-    """The models of a round, whose differences are to one global model.
+    """Models of a round, whose differences are from one global model.
 
     Attributes:
-        probe: holds those that are looked at together.
+        probe: holds the models that are processed together.
         states: reads models by name.
-        speakers: model -> its speaker, of all models that are looked at.
+        speakers: model -> its speaker, for all models of the view.
     """
 
     probe: Probe
@@ -143,17 +143,17 @@ class View(NamedTuple):
 
 
 def train_xvectors(views: Sequence[View], training: Training) -> XVectors:
-    """Train the network to tell the speakers of some models, whatever the round.
+    """Train the network to classify the speakers of models, over all rounds.
 
     Args:
-        views: of each round.
+        views: the view of each round.
 
     Raises:
-        UserError: if there are fewer layers than `training` says, or only one input.
+        UserError: if there are fewer layers than `training.layer`, or only one input.
     """
     differences = [Differences(view.probe, training.layer, training.part) for view in views]
     if len(differences[0].inputs) < 2:
-        raise UserError("the Indicator is one utterance", remedy="give two at least")
+        raise UserError("the Indicator has only one utterance", remedy="give at least two")
     speakers = sorted({speaker for view in views for speaker in view.speakers.values()})
     known = {speaker: number for number, speaker in enumerate(speakers)}
     device = next(views[0].probe.models[0].parameters()).device
@@ -176,7 +176,7 @@ def train_xvectors(views: Sequence[View], training: Training) -> XVectors:
                     optimizer.step()
         epochs.done(epoch + 1, f"loss {loss.item():.3g}")
         if not loss.isfinite():
-            remedy = "lower a2.rate, or leave out models that are not as others"
+            remedy = "lower a2.rate, or leave out outlier models"
             raise UserError(f"attack A2, layer {training.layer}: the loss is {loss}", remedy=remedy)
     return network.eval()
 
@@ -185,9 +185,10 @@ def train_xvectors(views: Sequence[View], training: Training) -> XVectors:
 def embeddings(
     view: View, network: XVectors, training: Training
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Each model's embeddings of the Indicator's utterances, (utterances, width).
+    """Yield each model's embeddings of the Indicator's utterances, (utterances, width).
 
-    A model whose embeddings are not finite, which finite weights can have, is left out, and named.
+    A model whose embeddings are not finite, which finite weights can have, is left out and reported
+    on stderr.
     """
     differences = Differences(view.probe, training.layer, training.part)
     for group in held(view.probe, view.states(sorted(view.speakers))):
@@ -196,15 +197,15 @@ def embeddings(
             if np.isfinite(rows).all():
                 yield name, rows
             else:
-                print(f"{name}: refused: embeddings that are not finite", file=sys.stderr)
+                print(f"{name}: refused: embeddings are not finite", file=sys.stderr)
 
 
 def _batches(
     differences: Differences, models: int, training: Training, random: np.random.Generator
 ) -> Iterator[Tensor]:
-    """Pieces of the models' differences on some utterances, (utterances x models, T, D)."""
+    """Yield pieces of models' differences on some utterances, (utterances x models, T, D)."""
     order = random.permutation(len(differences.inputs))
-    # Of a single piece BatchNorm knows no variance: it goes with those before it.
+    # BatchNorm needs more than one piece: a single last piece joins the batch before it.
     size = max(training.options.utterances, 1 if models > 1 else 2)
     starts = list(range(0, len(order), size))
     if models * (len(order) - starts[-1]) == 1 and len(starts) > 1:
