@@ -345,7 +345,7 @@ def test_a_reset_that_is_broken_off_is_finished_first(tmp_path, monkeypatch, met
         monkeypatch.setattr(os, "unlink", real)
         if done.code:
             assert done.code == 130
-            again = f"a reset was broken off; run fedtools reset --round {number} again"
+            again = f"a reset was interrupted; run fedtools reset --round {number} again"
             inside("rounds", path, "--to", "4").fails(1, again)
             if number < 3:
                 inside("reset", path, "--round", number + 1).fails(1)
