@@ -224,7 +224,7 @@ def test_reading_and_writing_a_data_directory_changes_nothing(data, tmp_path):
     assert contents(data) == contents(tmp_path / "copy") and len(contents(data)) == 14
     only = DataDir.read(data, "text", "utt2spk")
     assert only.text == tables.text and not only.wav_scp and not only.others
-    with pytest.raises(UserError, match=r"no utterance of client 'z'.*clients there: x, y"):
+    with pytest.raises(UserError, match=r"no utterance of client 'z'.*known clients: x, y"):
         tables.client_utterances("z")
     assert tables.client_utterances("y") == ["c-1"]
 

@@ -191,7 +191,7 @@ class FeatureReader:
         if path in self.seals:
             file = open_received(path, seal=self.seals[path])
         else:
-            remedy = f"extract the features of {utt!r} again, or mend the path in feats.scp"
+            remedy = f"extract the features of {utt!r} again, or fix the path in feats.scp"
             file = open_input(path, remedy=remedy)
         while len(self._files) >= MAX_OPEN_FILES:
             self._files.popitem(last=False)[1][0].close()

@@ -142,7 +142,7 @@ class Clips:
         """Return the rows of one client's clips; raise a `UserError` if there is no such client."""
         index = bisect_left(self.clients, client)
         if self.clients[index : index + 1] != [client]:
-            raise UserError(f"no clip of client {client!r}", remedy="pack the data that has it")
+            raise UserError(f"no clip of client {client!r}", remedy="pack data that include it")
         return slice(int(self.edges[index]), int(self.edges[index + 1]))
 
     def taken(self, rows: Sequence[tuple[Clips, int]], client: str) -> Clips:
@@ -175,7 +175,7 @@ class Clips:
 
 def read_classes(path: str | Path) -> list[str]:
     """Read the labels of a keyword task; the line of a label, from 0, is its index."""
-    return read_words(path, "write one label a line")
+    return read_words(path, "write one label per line")
 
 
 def read_length(folder: str | Path) -> int:

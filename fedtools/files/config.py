@@ -128,7 +128,7 @@ def _parse(text: str, kind: type[_Loader] = _Loader) -> Any:
         raise ValueError("nested too deeply") from None
     except (AttributeError, LookupError, TypeError) as error:
         # PyYAML does not check the value of a tag, as in "!!bool x".
-        raise ValueError(f"a value that its tag does not fit: {error}") from None
+        raise ValueError(f"a value that does not fit its tag: {error}") from None
     finally:
         loader.dispose()
 

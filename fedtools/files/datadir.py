@@ -105,7 +105,7 @@ def read_table(
         elif not value and values == "required":
             problem, remedy = f"{key!r} has no value", "remove it"
         elif value != value.strip() or "  " in value or line.endswith((" ", "\t")):
-            problem, remedy = "leading, doubled or trailing whitespace", "squeeze it"
+            problem, remedy = "leading, doubled or trailing whitespace", "use single spaces"
         elif key in table:
             problem = f"{key!r} comes twice"
         elif encoded < previous:
@@ -303,7 +303,7 @@ class DataDir:
         utts = [utt for utt, owner in self.utt2client.items() if owner == client]
         if not utts:
             problem = f"no utterance of client {client!r}"
-            remedy = f"clients there: {', '.join(invert(self.utt2client)) or 'none'}"
+            remedy = f"known clients: {', '.join(invert(self.utt2client)) or 'none'}"
             raise UserError(problem, path=self.path / "utt2client", remedy=remedy)
         return utts
 
@@ -316,7 +316,7 @@ class DataDir:
 def evenly_spread(items: Sequence[str], count: int, what: str, path: str | Path) -> list[str]:
     """Return `count` evenly spaced items, in order; raise a `UserError` if there are fewer."""
     if count > len(items):
-        raise UserError(f"{count} {what} wanted, {len(items)} are there", path=path)
+        raise UserError(f"{count} {what} requested, but there are only {len(items)}", path=path)
     return [items[i * len(items) // count] for i in range(count)]
 
 

@@ -86,7 +86,7 @@ class Experiment:
         for name in names or [name for name in self.sums if "/" not in name]:
             path = self.path / name
             if name not in self.sums or not path.is_file() or sha256(path) != self.sums[name]:
-                problem = "not as the experiment began with" if path.exists() else "missing"
+                problem = "changed since the experiment began" if path.exists() else "missing"
                 raise UserError(problem, path=path, remedy=_BEGIN_ANEW)
 
     @property
@@ -178,7 +178,7 @@ class RoundFolder:
         """
         path, known, before = self.global_state, self.recorded_base(), self.number - 1
         if not path.is_file() or sha256(path) != known:
-            problem = "not as the server wrote it" if path.exists() else "missing"
+            problem = "changed since the server wrote it" if path.exists() else "missing"
             remedy = f"run fedtools reset --round {before}" if before else _BEGIN_ANEW
             raise UserError(problem, path=path, remedy=remedy)
         return known
@@ -255,7 +255,7 @@ class RoundFolder:
         """Check that the ledger of the complete round is as it was when it was closed."""
         path, sums = self.ledger, self.sums()
         if not path.is_file() or sums.get(path.name) != sha256(path):
-            problem = "not as it was written" if path.exists() else "missing"
+            problem = "changed since it was written" if path.exists() else "missing"
             remedy = f"run fedtools reset --round {self.number}"
             raise UserError(problem, path=path, remedy=remedy)
 
@@ -281,7 +281,7 @@ def _read_number(path: Path, what: str) -> int:
     text = "".join(read_lines(path))
     if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
         remedy = "remove it, and run the same command again"
-        raise UserError(f"{text!r} is no number of {what}", path=path, remedy=remedy)
+        raise UserError(f"{text!r} is not a valid number of {what}", path=path, remedy=remedy)
     return int(text)
 
 

@@ -133,7 +133,7 @@ def _parse(
         raise UserError(problem, path=path, line=number, remedy=remedy)
     if words != " ".join(words.split()):
         problem = f"words of {utterance!r} with a leading, doubled or trailing whitespace"
-        raise UserError(problem, path=path, line=number, remedy="squeeze them")
+        raise UserError(problem, path=path, line=number, remedy="use single spaces")
     for text in (acoustic, lm):
         # float() alone would let underscores, whitespace and other scripts' digits pass, and "nan".
         if not _SCORE.fullmatch(text) or not math.isfinite(float(text)):

@@ -182,7 +182,7 @@ def _by_map(data: DataDir, config: PartitionConfig) -> Partition:
         check_id(client, "client", path, line)
     for client, utts in invert(labels).items():
         if len(utts) < config.min_utterances:
-            problem = f"{client!r} has {len(utts)} utterances of {config.min_utterances} wanted"
-            remedy = "take it out with subset-data, or ask for a smaller --min-utterances"
+            problem = f"{client!r} has only {len(utts)} of {config.min_utterances} utterances"
+            remedy = "remove it with subset-data, or ask for a smaller --min-utterances"
             raise UserError(problem, path=path, remedy=remedy)
     return Partition(labels, 0)

@@ -44,7 +44,7 @@ def perturb_speed(data_dir: str | Path, out_dir: str | Path, speeds: Sequence[st
     if SPEED_TABLE in data.others:
         raise UserError("perturbed already", path=data.path / SPEED_TABLE)
     if not data.wav_scp:
-        raise UserError("missing", path=data.path / "wav.scp", remedy="speed is changed in audio")
+        raise UserError("missing", path=data.path / "wav.scp", remedy="perturbation needs audio")
     parts = [_at_speed(data, speed, factor) for speed, factor in factors.items()]
     result, _ = DataDir.combine(out, parts)
     result.write(remove_others=True)

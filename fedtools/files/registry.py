@@ -48,7 +48,7 @@ class Registry(Generic[T]):
         def keep(registered: T) -> T:
             known = self._modules.get(name, module)
             if known != module:
-                problem = f"registers the {self._what} {name!r}, which {_file_of(known)} is"
+                problem = f"registers the {self._what} {name!r}, as does {_file_of(known)}"
                 remedy = "choose another name"
                 raise UserError(problem, path=_file_of(module), remedy=remedy)
             self._found[name], self._modules[name] = registered, module

@@ -192,7 +192,7 @@ def open_sent(experiment: Experiment, number: int, client: str) -> FeatureReader
         with open_received(path) as file:
             seals[path] = seal_of(file)
         if known.get(path.name) != sum_of(path, seals[path]):
-            raise UserError("not as it was written", path=path, remedy=remedy)
+            raise UserError("changed since it was written", path=path, remedy=remedy)
     lines, _ = received_lines(scp, Features.utterances, seals[scp])
     return FeatureReader(_entries(lines, ark, scp), {str(ark): seals[ark]})
 

@@ -35,7 +35,7 @@ def first_of_speakers(data: DataDir, seconds: float) -> list[str]:
             chosen.append(utt)
         total[speaker] = total.get(speaker, 0.0) + duration
     if not chosen:
-        raise UserError("every speaker has one utterance alone", path=data.path / "utt2spk")
+        raise UserError("every speaker has only one utterance", path=data.path / "utt2spk")
     return chosen
 
 

@@ -128,7 +128,7 @@ def check_tokens(tokens: Sequence[object], path: str | Path, lines: bool = True)
         UserError: naming the file, and the line if `lines`, if it is not a token list.
     """
 
-    remedy = _REMEDY if lines else "a model of such tokens cannot be taken over"
+    remedy = _REMEDY if lines else "a model with such tokens cannot be imported"
 
     def refuse(index: int, problem: str, remedy: str = remedy) -> UserError:
         place = "" if lines else f"token_list, token {index + 1}: "

@@ -79,7 +79,7 @@ def unit_of(utt2lang: Mapping[str, str], path: str | Path) -> Unit:
 @cache
 def _warn(language: str, path: str) -> None:
     problem = f"{language!r} is not the code of a known language"
-    remedy = "words between spaces are counted; for a language without spaces, give a code as ja"
+    remedy = "words are counted; for a language without spaces, give its own code, such as ja"
     print(f"warning: {path}: {problem}; {remedy}", file=sys.stderr)
 
 

@@ -260,7 +260,7 @@ def _feature_faults(tables: Tables, values: bool) -> Faults:
             yield "feats.scp", line, str(error), None
             return
         if columns != (dimension := dimension or columns):
-            problem = f"{utt!r} has {columns} filters, those before {dimension}"
+            problem = f"{utt!r} has {columns} filters, earlier utterances {dimension}"
             remedy = "extract all features again with the same options"
             yield "feats.scp", line, problem, remedy
         if utt in counts and int(counts[utt]) != frames:
