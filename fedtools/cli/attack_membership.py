@@ -49,7 +49,7 @@ def membership(
     utterances. References are models of other clients (round), or models of other speech of the
     same speaker, some of which the attacker trains (speaker). A member is compared with a
     non-member of similar length, of the same speaker or of any other. The rows blind are of a
-    classifier that sees only the audio and the global model: what it can separate is no leak. With
+    classifier that sees only the audio and the global model: what it detects is not a leak. With
     a defence, an ignorant attacker has undefended references and a semi-informed one defended
     references; thresholds need none and are listed as ignorant. Intervals are 95 %, over speakers,
     where there are 10 or more; the true-positive rate at a false-positive rate f is reported for at

@@ -177,7 +177,7 @@ def relabel(
     text: Path = typer.Argument(..., help="Kaldi text, such as that of fedtools best-path."),
     out_dir: Path = OUT_DIR,
 ) -> None:
-    """Replace the transcripts of a data directory.
+    """Copy a data directory with other transcripts.
 
     Utterances whose new transcript is empty are left out.
 

@@ -282,7 +282,7 @@ def import_(
         None, metavar="FOLDER", help="Folder with tokenizer.json, which an OpenAI .pt file lacks."
     ),
 ) -> None:
-    """Import a model from ESPnet, or Whisper.
+    """Import a model of ESPnet or Whisper.
 
     ESPnet's encoder and CTC layer are imported, for fedtools init --start. Whisper is imported
     whole, as a Hugging Face folder: exactly from float32, float16 and bfloat16, and as precisely as

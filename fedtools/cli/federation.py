@@ -41,8 +41,8 @@ def init(
     The configuration is frozen: the same command with other options fails and names the first
     difference.
 
-    If the model has the option adapt, a part of the model of --start, or of the Hugging Face folder
-    with network hf, is trained; the size of that part is printed.
+    With the option adapt, only a part of the base model is trained, and the size of that part is
+    printed. The base is the model of --start or, with network hf, a Hugging Face folder.
 
     Reads: the YAML of --config; the folders of --data (the list of clients, and a fingerprint of
     the data) and of --asset; the model of --start.

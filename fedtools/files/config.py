@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Section = dict[str, Any]
 else:
-    # A plain dict, because a section's owner reports keys that are not text better than pydantic.
+    # A plain dict: for keys that are not text, a section's owner has better errors than pydantic.
     Section = dict
 """A section of options that its owner checks."""
 

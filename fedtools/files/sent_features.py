@@ -105,7 +105,7 @@ def check_features(
     lines, table = received_lines(scp, announced)
     with open_received(ark) as file:
         seal = seal_of(file)
-    # Checked before the lines are parsed.
+    # Checked before the lines are parsed, because the table may be large.
     if not lines:
         raise UserError("no utterance", path=scp)
     if len(lines) != announced:

@@ -267,7 +267,7 @@ def _shape_and_kind(entry: Any) -> tuple[tuple[int, ...], str] | None:
     if code not in _TYPES or not all(type(size) is int and size >= 0 for size in shape):
         return None
     # Checked one by one, because a product of such numbers may have more digits than Python prints.
-    # A dimension of 0 is skipped, because numpy limits the product of the others.
+    # A dimension of 0 counts as 1, because numpy limits the product of the others.
     room = _MAX_BYTES // np.dtype(_TYPES[code]).itemsize
     for size in shape:
         if max(size, 1) > room:
