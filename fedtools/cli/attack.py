@@ -278,7 +278,7 @@ def a1(
 
     With a defence, there are rows for three attackers. The ignorant one enrols with, and has learnt
     from, undefended models. The lazy-informed one enrols with defended models. The semi-informed
-    one has also learnt from defended models, which only the score cohort does.
+    one has also learnt from defended models; of the scores, only cohort learns from models.
 
     Reads: footprints.<job>.* and models.<job>.tsv in each DIR and in the folders of --cohort and
     --undefended; the TSV of --models; section a1 of the YAML of --config.
