@@ -182,7 +182,7 @@ def _by_map(data: DataDir, config: PartitionConfig) -> Partition:
         check_id(client, "client", path, line)
     for client, utts in invert(labels).items():
         if len(utts) < config.min_utterances:
-            problem = f"{client!r} has only {len(utts)} of {config.min_utterances} utterances"
+            problem = f"{client!r} has {len(utts)} utterances, {config.min_utterances} are required"
             remedy = "remove it with subset-data, or ask for a smaller --min-utterances"
             raise UserError(problem, path=path, remedy=remedy)
     return Partition(labels, 0)
