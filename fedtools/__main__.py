@@ -1,4 +1,4 @@
-"""`python -m fedtools` is `fedtools`."""
+"""Run `fedtools` as `python -m fedtools`."""
 
 from fedtools.cli import main
 

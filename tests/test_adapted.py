@@ -384,11 +384,15 @@ def test_a_base_that_has_changed_is_refused(world, tmp_path):
     before = contents(path.rglob("*"))
     for command, more in COMMANDS.items():
         said = inside(command, path, *more)
-        said.fails(1, "base.safetensors: not as the experiment began with", "put the original back")
+        said.fails(
+            1, "base.safetensors: changed since the experiment began", "put the original back"
+        )
     data = world / "valid"
     decode = inside("decode", path, data, tmp_path / "d", "--model", "round:1")
-    decode.fails(1, "base.safetensors: not as the experiment began with")
-    adapted(world, path, ADAPT, *start(world)).fails(1, "base.safetensors: not as the experiment")
+    decode.fails(1, "base.safetensors: changed since the experiment began")
+    adapted(world, path, ADAPT, *start(world)).fails(
+        1, "base.safetensors: changed since the experiment"
+    )
     (path / "base.safetensors").unlink()
     inside("rounds", path, "--to", "2").fails(1, "base.safetensors: missing")
     del before[path / "base.safetensors"]

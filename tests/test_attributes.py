@@ -254,7 +254,7 @@ def test_a_speaker_whose_utterances_say_several_things_is_left_out(written, tmp_
 
 def test_mistakes_are_told(written, tmp_path):
     data = written / "data"
-    told_by(written, tmp_path).fails(2, "neither --models nor --table")
+    told_by(written, tmp_path).fails(2, "give --models or --table")
     for bins in ("a", "3,2", "2,2", "", "nan", "1,inf"):
         done = told_by(written, tmp_path, "--table", data / "spk2age", "--bins", bins)
         done.fails(2, "not numbers in ascending order")

@@ -120,7 +120,7 @@ def test_what_is_no_audio_in_an_ark_is_refused_by_both(tmp_path, cli):
         (f"{tmp_path}/wav.ark:7", "no audio"),
         (f"{tmp_path}/wav.ark:999999999", "the file has"),
         (f"{tmp_path}/cut.ark:{first}", "cut off"),
-        (f"{tmp_path}/flac.ark:2", "FLAC that does not say where it ends"),
+        (f"{tmp_path}/flac.ark:2", "FLAC of unknown length"),
         (f"{tmp_path}/gone.ark:2", "not there|No such file"),
     ):
         with pytest.raises(AudioError, match=said) as caught:

@@ -224,7 +224,7 @@ def test_reading_and_writing_a_data_directory_changes_nothing(data, tmp_path):
     assert contents(data) == contents(tmp_path / "copy") and len(contents(data)) == 14
     only = DataDir.read(data, "text", "utt2spk")
     assert only.text == tables.text and not only.wav_scp and not only.others
-    with pytest.raises(UserError, match=r"no utterance of client 'z'.*clients there: x, y"):
+    with pytest.raises(UserError, match=r"no utterance of client 'z'.*known clients: x, y"):
         tables.client_utterances("z")
     assert tables.client_utterances("y") == ["c-1"]
 
@@ -256,7 +256,7 @@ def test_parts_by_number_are_evenly_spread(data, tmp_path, cli):
     for count in range(1, 8):
         spread = evenly_spread(list("abcdefg"), count, "letters", data)
         assert len(set(spread)) == count and spread == sorted(spread)
-    cli("subset-data", data, tmp_path / "n", "--utterances", 6).fails(1, "5 are there")
+    cli("subset-data", data, tmp_path / "n", "--utterances", 6).fails(1, "there are only 5")
     cli("subset-data", data, tmp_path / "n", "--clients", "x,w").fails(1, "no utterance of", "'w'")
     cli("subset-data", data, tmp_path / "n").fails(2)
     cli("subset-data", data, tmp_path / "n", "--speakers", 1, "--utterances", 1).fails(2)

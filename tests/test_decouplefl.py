@@ -679,7 +679,7 @@ def test_features_that_changed_after_they_were_taken(world, tmp_path):
     ):
         before = file.read_bytes()
         file.write_bytes(changed) if changed else file.unlink()
-        problem = "not as it was written" if changed else "missing"
+        problem = "changed since it was written" if changed else "missing"
         inside("rounds", path).fails(1, f"{file}: {problem}")
         assert not (path / "round_0004" / ".done").exists()
         if changed:

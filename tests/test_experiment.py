@@ -188,7 +188,7 @@ def test_a_list_of_sums_that_lacks_the_first_model_is_named(world, copied):
     (copied / "round_0001" / ".done").unlink()
     for command in (("sample", "--nj", "1"), ("rounds",), ("aggregate",)):
         said = counts.fedtools(world, command[0], copied, *command[1:])
-        said.fails(1, "round_0001/global.safetensors: not as the server wrote it")
+        said.fails(1, "round_0001/global.safetensors: changed since the server wrote it")
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_a_reset_that_is_broken_off_is_finished_first(tmp_path, monkeypatch, met
         monkeypatch.setattr(os, "unlink", real)
         if done.code:
             assert done.code == 130
-            again = f"a reset was broken off; run fedtools reset --round {number} again"
+            again = f"a reset was interrupted; run fedtools reset --round {number} again"
             inside("rounds", path, "--to", "4").fails(1, again)
             if number < 3:
                 inside("reset", path, "--round", number + 1).fails(1)
@@ -404,7 +404,9 @@ def test_a_start_that_was_changed_is_refused(tmp_path):
     path = keyword_world.begin(keyword_world.make_world(tmp_path), tmp_path / "exp")
     state = load_file(path / "init.safetensors")
     save_file({name: value + 1 for name, value in state.items()}, path / "init.safetensors")
-    inside("rounds", path, "--to", "1").fails(1, "init.safetensors: not as the experiment began")
+    inside("rounds", path, "--to", "1").fails(
+        1, "init.safetensors: changed since the experiment began"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,9 @@ def test_evaluation_is_of_the_next_group(stream, tmp_path):
     save_file({"counts": counts[::-1].copy()}, state)
     (path / "evaluate_train.tsv").unlink()
     for command in (("evaluate", path, "--split", "train"), ("rescore-best", path, path / "b")):
-        inside(*command).fails(1, "round_0002/global.safetensors: not as the server wrote it")
+        inside(*command).fails(
+            1, "round_0002/global.safetensors: changed since the server wrote it"
+        )
 
 
 def test_sweeps_and_tuning(stream, tmp_path, cli):

@@ -82,7 +82,7 @@ def test_exchanged_before_the_round_is_closed(poison, monkeypatch, honest):
     before = ark.read_bytes()
     monkeypatch.setattr(Server, "lower_shares", exchange)
     inside("aggregate", path).ok()
-    inside("rounds", path).fails(1, f"{ark}: not as it was written")
+    inside("rounds", path).fails(1, f"{ark}: changed since it was written")
     ark.write_bytes(before)
     inside("rounds", path).ok()
     assert (path / LAST).read_bytes() == honest

@@ -203,7 +203,7 @@ def test_without_normalise_words_stay_as_they_are(cli, tmp_path):
     cli("import-nbest", "espnet", tmp_path / "e", tmp_path / "out").ok()
     assert read_nbest(tmp_path / "out" / "nbest.tsv")["u"][0].words == "IŞIK e\u0301 <UNK>"
     command = ("import-nbest", "espnet", tmp_path / "e", tmp_path / "out", "--language")
-    cli(*command, "tr").fails(2, "only --normalise needs it")
+    cli(*command, "tr").fails(2, "needs --normalise")
     cli(*command, "xx", "--normalise", "lower").fails(2, "'xx' is not the code of a known")
 
 

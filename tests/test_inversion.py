@@ -421,7 +421,9 @@ def test_defences_are_there_before_the_attack(single, tmp_path):
     assert tables[0] == tables[1]
     command = ("attack", "inversion", single, tmp_path, "--round", "1")
     inside(*command, "--defence", "keep=no").fails(1, "no tensor that is sent matches 'no'")
-    inside(*command, "--defence", "bits=8", "--defence", "bits=8").fails(2, "a defence twice")
+    inside(*command, "--defence", "bits=8", "--defence", "bits=8").fails(
+        2, "the same defence twice"
+    )
 
 
 def test_clips_that_are_recovered_together(flat, tmp_path):

@@ -184,8 +184,18 @@ def test_data_that_changed_meanwhile_are_not_used(world, cli, tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "command", "said"),
     [
-        ("round_0001/jobs", b"", "train-local", "round_0001/jobs: '' is no number of jobs"),
-        ("round_0001/jobs", b"x\n", "aggregate", "round_0001/jobs: 'x' is no number of jobs"),
+        (
+            "round_0001/jobs",
+            b"",
+            "train-local",
+            "round_0001/jobs: '' is not a valid number of jobs",
+        ),
+        (
+            "round_0001/jobs",
+            b"x\n",
+            "aggregate",
+            "round_0001/jobs: 'x' is not a valid number of jobs",
+        ),
         ("round_0001/clients", b"\xff\n", "train-local", "round_0001/clients:1: not UTF-8"),
         (
             "evaluate_test.tsv",
@@ -193,9 +203,9 @@ def test_data_that_changed_meanwhile_are_not_used(world, cli, tmp_path):
             "evaluate",
             "evaluate_test.tsv:2: round is 'x', not a whole number",
         ),
-        ("data.yaml", b"- 1\n", "evaluate", "data.yaml: not as the experiment began with"),
+        ("data.yaml", b"- 1\n", "evaluate", "data.yaml: changed since the experiment began"),
         ("sha256sums", b"x\n", "evaluate", "sha256sums:1: not a sum and a name"),
-        ("sha256sums", b"", "evaluate", "config.yaml: not as the experiment began with"),
+        ("sha256sums", b"", "evaluate", "config.yaml: changed since the experiment began"),
     ],
 )
 def test_damaged_files_are_told_in_one_line(trained, cli, file, content, command, said):
@@ -231,7 +241,7 @@ def test_a_damaged_configuration_is_told_in_one_line(trained, cli):
 
     def refused(text: str, said: str) -> None:
         config.write_text(text)
-        cli("train-local", trained).fails(1, "config.yaml: not as the experiment began with")
+        cli("train-local", trained).fails(1, "config.yaml: changed since the experiment began")
         # With a sum that fits, the content is what is looked at.
         kept = (trained / "sha256sums").read_text()
         write_sums(trained / "sha256sums", {"config.yaml": config})

@@ -170,13 +170,15 @@ def test_no_change_of_a_complete_round_goes_unnoticed(experiment):
     ]
     for content in changes:
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"round_0002/ledger.tsv: not as it was written.*reset"):
+        with pytest.raises(
+            UserError, match=r"round_0002/ledger.tsv: changed since it was written.*reset"
+        ):
             list(read_ledger(experiment))
     path.unlink()
     with pytest.raises(UserError, match=r"round_0002/ledger.tsv: missing; run fedtools reset"):
         list(read_ledger(experiment))
     os.mkfifo(path)
-    with pytest.raises(UserError, match="not as it was written"):
+    with pytest.raises(UserError, match="changed since it was written"):
         list(read_ledger(experiment))
     path.unlink()
     path.write_bytes(whole)

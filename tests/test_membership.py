@@ -332,8 +332,8 @@ def test_a_split_that_nobody_trains_on(root, tmp_path):
     assert rows[SAME, "threshold", "loss", "-"]["members"] == "12"
     assert area(rows, SAME, "LiRA offline", "loss", "round") > 90
     command = ("attack", "membership", path, tmp_path / "x", "--round", "1")
-    inside(*command, "--held", "train").fails(2, "everybody trains on train")
-    inside(*command, *["--held", "valid"] * 2).fails(2, "a split twice")
+    inside(*command, "--held", "train").fails(2, "clients train on train")
+    inside(*command, *["--held", "valid"] * 2).fails(2, "the same split twice")
     inside(*command, "--held", "no").fails(1, "no no data; there are train, valid")
 
 

@@ -191,7 +191,9 @@ def test_a_speaker_with_one_utterance_is_no_newcomer(world, tmp_path, cli):
     (tmp_path / "some").write_text(f"{alone} a\n")
     cli("relabel", world / "new", tmp_path / "some", data).ok()
     durations(data, 2.0)
-    cli("subset-data", data, tmp_path / "none", *parts).fails(1, "every speaker has one utterance")
+    cli("subset-data", data, tmp_path / "none", *parts).fails(
+        1, "every speaker has only one utterance"
+    )
     assert not (tmp_path / "none").exists()
 
 

@@ -180,7 +180,7 @@ def test_clients_by_a_map(data, tmp_path, cli):
     cli(
         "partition", data, tmp_path / "no", "--scheme", "map", "--by", "utt2spk",
         "--min-utterances", 11,
-    ).fails(1, "utt2spk", "'s000' has 10 utterances of 11")  # fmt: skip
+    ).fails(1, "utt2spk", "'s000' has 10 utterances, 11 are required")  # fmt: skip
     assert not (tmp_path / "no").exists()
 
 

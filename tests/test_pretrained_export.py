@@ -137,7 +137,7 @@ def test_transformers_and_peft_load_what_was_exported(world, begun, tmp_path):
     # An adapter of the output layer alone is not of the embedding, which it was tied to.
     assert trained == ({"proj_out.weight"} if kind == "seq2seq" else set())
     init(world, tmp_path / "again", whole, kind, LORA).ok()
-    inside("export", path, whole).fails(1, "is there already")
+    inside("export", path, whole).fails(1, "already exists")
     assert not list(tmp_path.glob(".*"))
 
 

@@ -345,10 +345,20 @@ def replaced(path: str, old: str, new: str) -> None:
         ("score/fedavg/wer.tsv", "\t40\t", "\t40\t\t", "wer.tsv:2: 14 fields"),
         ("score/fedavg/wer.tsv", "\t12\t", "\t13\t", "not scored on the same"),
         ("score/fedavg/wer.tsv", "average", "mean", "the last rows are not average and all"),
-        ("exp/fedavg/config.yaml", "seed: 7", "seed: 8", "not as the experiment began with"),
-        ("exp/fedavg/sha256sums", "config.yaml", "config_yaml", "not as the experiment began"),
+        ("exp/fedavg/config.yaml", "seed: 7", "seed: 8", "changed since the experiment began"),
+        (
+            "exp/fedavg/sha256sums",
+            "config.yaml",
+            "config_yaml",
+            "changed since the experiment began",
+        ),
         ("exp/fedavg/sha256sums", "  ", " ", "sha256sums:1: not a sum and a name"),
-        (f"exp/fedavg/{LEDGER_2}", "2000000", "2000001", "ledger.tsv: not as it was written"),
+        (
+            f"exp/fedavg/{LEDGER_2}",
+            "2000000",
+            "2000001",
+            "ledger.tsv: changed since it was written",
+        ),
         ("exp/fedavg/evaluate_valid.tsv", "england", "australia", "tsv:3: round 0 of 'australia'"),
         ("exp/fedavg/evaluate_valid.tsv", "england", "wales", "round 1 has other clients"),
         ("exp/fedavg/evaluate_valid.tsv", "50.0000", "-1", "tsv:2: wer is '-1'"),
@@ -369,7 +379,7 @@ def test_damaged_inputs_are_refused(cli, recipe, path, old, new, said):
         ("config.yaml", "seed: 7", "seed: [", "config.yaml:"),
         (LEDGER_2, "2000000", "2MB", "ledger.tsv:2: bytes_down is '2MB'"),
         (LEDGER_2, "round", "lap", "ledger.tsv:1: "),
-        (LEDGER_2, "2\t-\t", "3\t-\t", "ledger.tsv:5: '-' comes twice, or of another round"),
+        (LEDGER_2, "2\t-\t", "3\t-\t", "ledger.tsv:5: '-' comes twice, or is of another round"),
     ],
 )
 def test_what_has_the_right_sum_is_checked_too(cli, recipe, path, old, new, said):

@@ -122,7 +122,7 @@ def test_where_nobody_is(world, tmp_path):
     row = rows["none", "own"]
     assert [row[name] for name in UTILITY[3:]] == ["-", "-", "-", "0"]
     assert rows["none", "newcomers"]["value"] == rows["none", "everybody"]["value"] == "25.00"
-    inside(*command, "--defence", "none", *["--split", "held"] * 2).fails(2, "a split twice")
+    inside(*command, "--defence", "none", *["--split", "held"] * 2).fails(2, "the same split twice")
     inside(*command, "--defence", "none").fails(
         1, "no valid data; there are train, held, strangers"
     )

@@ -458,11 +458,11 @@ def test_what_is_there_already_stays(tmp_path, cli):
     out.mkdir()
     cli("import", source, out).ok()
     before = contents(out.iterdir())
-    cli("import", source, out).fails(1, f"{out}: is there already")
+    cli("import", source, out).fails(1, f"{out}: already exists")
     assert contents(out.iterdir()) == before
     shutil.rmtree(out)
     out.write_text("mine")
-    cli("import", source, out).fails(1, f"{out}: is there already")
+    cli("import", source, out).fails(1, f"{out}: already exists")
     assert out.read_text() == "mine"
     cli("import", tmp_path / "ct2" / "nothing", out / "x", "--tokenizer", source).fails(
         1, "nothing"

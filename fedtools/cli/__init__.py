@@ -11,7 +11,7 @@ import sys
 
 from fedtools.cli.app import app
 
-# Importing one registers its commands with `app`, which lists them in this order.
+# Importing a module registers its commands with `app`, which lists them in this order.
 GROUPS = (
     "federation",
     "features",
@@ -34,7 +34,7 @@ GROUPS = (
 
 
 def main() -> None:
-    """Run the command line: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
+    """Run the command line: exit with 0 (done), 1 (bad input, one line on stderr) or 2 (usage)."""
     for name in GROUPS:
         importlib.import_module(f"fedtools.cli.{name}")
     from fedtools.files.errors import exit_with_message
@@ -50,5 +50,5 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as stop:
         if stop.code == 130:
-            print("fedtools: interrupted; the same command goes on from here", file=sys.stderr)
+            print("fedtools: interrupted; the same command continues from here", file=sys.stderr)
         raise

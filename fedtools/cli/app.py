@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from fedtools import __version__
 
 Function = TypeVar("Function", bound=Callable[..., None])
-# What commands do, in the order in which `fedtools --help` lists them.
+# The headings in `fedtools --help`, in order.
 Kind = Literal[
     "Federation",
     "Data",
@@ -30,10 +30,10 @@ Kind = Literal[
 
 
 class Commands(TyperGroup):
-    """A group of commands whose help lists them by kind, those of groups within it too."""
+    """A group of commands whose help lists them by kind, including those of nested groups."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write a line for each command; it is wrapped where the terminal is narrow, never cut."""
+        """Write a line for each command, wrapped on a narrow terminal, never truncated."""
         found = list(self._listed())
         width = max(len(name) for name, _ in found)
         for kind in get_args(Kind):
@@ -58,12 +58,12 @@ class Command(TyperCommand):
     """A command whose help ends with an example."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the example as a shell takes it, on several lines if it is long."""
+        """Write the example as a shell command, on several lines if it is long."""
         place, _, line = (self.epilog or "").partition(": ")
         words = " ".join(shlex.quote(word).replace(" ", "\0") for word in shlex.split(line))
         with formatter.section(f"Example {place}"):
             before = " " * formatter.current_indent
-            # An option and its value stay together; there is room for the backslash.
+            # Keep an option and its value together, and leave room for the backslash.
             lines = textwrap.wrap(
                 re.sub(r"(--[a-z-]+) (?!--)", "\\1\0", words),
                 formatter.width - 2,
@@ -77,7 +77,7 @@ class Command(TyperCommand):
 
 def make_group(help_: str, **options: Any) -> typer.Typer:
     """Make an empty group of commands."""
-    # Plain text: rich would be imported for frames, which take width from what is said.
+    # Plain text: rich takes time to import, and its frames take columns from the text.
     return typer.Typer(
         cls=Commands, help=help_, no_args_is_help=True, rich_markup_mode=None, **options
     )
@@ -95,7 +95,7 @@ app = make_group(
 def command(name: str, kind: Kind, to: typer.Typer = app) -> Callable[[Function], Function]:
     """Register a command, whose help is its docstring.
 
-    Its first line is what lists of commands say; its last paragraphs are `Reads: ...`,
+    Lists of commands show the docstring's first line. Its last paragraphs are `Reads: ...`,
     `Writes: ...` and `Example in <recipe>: fedtools ...`.
     """
 
@@ -108,14 +108,15 @@ def command(name: str, kind: Kind, to: typer.Typer = app) -> Callable[[Function]
 
 
 def section_option(kind: type, name: str, *, help: str, **settings: Any) -> Any:
-    """An option with the default and the range that a section of options has for it.
+    """Return an option with the default and the range that a section's dataclass declares.
 
     Args:
         kind: the section's dataclass; its module must be quick to import.
-        settings: others of typer's; `default=None` where a YAML may say it, too.
+        name: the field of the dataclass.
+        settings: further settings of typer; `default=None` if a YAML file may set the option, too.
     """
     hint = get_type_hints(kind, include_extras=True)[name]
-    # Within `X | None` the range is of X.
+    # In `X | None`, the range belongs to X.
     ranges = [one for part in (hint, *get_args(hint)) for one in getattr(part, "__metadata__", ())]
     bounds: dict[str, Any] = {}
     for one in ranges:

@@ -1,4 +1,4 @@
-"""The commands that attack what clients send: fedtools attack ..."""
+"""Commands that attack client updates and features: fedtools attack ..."""
 
 from __future__ import annotations
 
@@ -22,38 +22,42 @@ if TYPE_CHECKING:
 
 Section = TypeVar("Section", bound="DataclassInstance")
 
-attack = make_group("Attack what clients send: what it gives away of speakers.")
+attack = make_group("Attack client messages: what do they reveal about speakers?")
 app.add_typer(attack, name="attack")
-JOB = typer.Option(1, "--job", min=1, help="Which share of the models, from 1.")
-NJ = typer.Option(1, "--nj", min=1, help="Into how many shares they are cut.")
+JOB = typer.Option(1, "--job", min=1, help="Number of this job, from 1.")
+NJ = typer.Option(1, "--nj", min=1, help="Number of jobs that share the models.")
 UNITS = (
-    "clip=1 is the median norm of the round's updates; noise=z has a standard deviation of "
-    "z * bound / sqrt(n), n being the update's number of values, and without clip of z times its "
-    "own root mean square. BatchNorm statistics are clipped and noised each by a norm of its own."
+    "clip=1 clips to the median norm of the round's updates; noise=z adds noise with a standard "
+    "deviation of z * bound / sqrt(n), where n is the update's number of values, or without clip "
+    "of z times the update's root mean square. BatchNorm statistics are clipped and noised "
+    "separately, each by its own norm."
 )
-SET = typer.Option([], "--set", help="Change an option of the YAML: a2.width=64.")
-# Of either attack.
+SET = typer.Option([], "--set", help="Override an option of the YAML file: a2.width=64.")
+# The sections of all attacks on pairs of models have this option with the same default.
 OTHERS = section_option(
-    A1, "others", default=None, help="Trials of two speakers; 0: all. Default: the YAML's."
+    A1,
+    "others",
+    default=None,
+    help="Number of different-speaker trials; 0: all. Default: from the YAML file.",
 )
 PART = typer.Option(
     "relu",
-    help="Of a TDNN's layers: affine, relu, what follows it, or norm, BatchNorm behind that.",
+    help="Output of a TDNN layer to compare: affine, relu (after ReLU) or norm (after BatchNorm).",
 )
 DEFENCE = typer.Option(
     "",
-    help="What clients do to updates first: clip=1+noise=0.5, bits=8, keep=A,B, mean=4. " + UNITS,
+    help="Defence of the clients: clip=1+noise=0.5, bits=8, keep=A,B, mean=4. " + UNITS,
 )
 UNDEFENDED = typer.Option(
     [],
     metavar="DIR",
-    help="Where DIR... are behind a defence: footprints of the same models without it, which an "
-    "attacker has who does not know the defence; may come several times.",
+    help="If DIR... are of defended models: footprints of the same models without the defence, for "
+    "an attacker who does not know of it; may be given several times.",
 )
 
 
 def show(columns: Sequence[str], rows: Iterable[Mapping[str, object]], left: str) -> None:
-    """Print a table whose first columns are aligned as `left` says, and all others to the right."""
+    """Print a table with its first columns aligned as in `left`, and all others to the right."""
     from fedtools.files.tables import format_table
 
     cells = [[row[name] for name in columns] for row in rows]
@@ -61,7 +65,7 @@ def show(columns: Sequence[str], rows: Iterable[Mapping[str, object]], left: str
 
 
 def given_by(section: Section, **given: object) -> Section:
-    """A section of options with those that the command line gives."""
+    """Return a section of options, overridden by those given on the command line."""
     return replace(section, **{name: one for name, one in given.items() if one is not None})
 
 
@@ -72,12 +76,12 @@ def rounds_of(given: list[int]) -> list[int]:
 
 
 class Read(NamedTuple):
-    """The footprints of DIR... OUT, and OUT.
+    """The footprints and the output folder that DIR... OUT names.
 
     Attributes:
-        prints: in all folders, those of a cohort last.
-        undefended: of the same models without the defence; None where there is none.
-        attacked, cohort: what is known of the models.
+        prints: the footprints in all folders, those of a cohort last.
+        undefended: the footprints of the same models without the defence, or None.
+        attacked, cohort: the known facts about the models, by name.
         out: the last folder.
     """
 
@@ -94,7 +98,7 @@ def read_prints(
     cohort: Sequence[Path] = (),
     plain: Sequence[Path] = (),
 ) -> Read:
-    """Read DIR... OUT, the folders of a cohort, and those of footprints without the defence."""
+    """Read the footprints in DIR..., in a cohort's folders, and in those without the defence."""
     from fedtools.attack.footprint_files import join, read_footprints, undefended
     from fedtools.attack.verify import known_speakers
 
@@ -116,33 +120,39 @@ def read_prints(
 def attack_features(
     experiment: Path = EXPERIMENT,
     out: Path = typer.Argument(..., metavar="OUT", help="Gets attacks.tsv, tsne.<client>.png."),
-    clients: str = typer.Option(None, metavar="A,B,...", help="Whose features; all by default."),
+    clients: str = typer.Option(None, metavar="A,B,...", help="Clients to attack; default: all."),
     server_data: Path = typer.Option(
         None, metavar="DIR", help="The server's own speech, with feats.scp, for attack IV."
     ),
     text: Path = typer.Option(
-        None, metavar="FILE", help="What clients said, if the train data have other labels."
+        None, metavar="FILE", help="True transcripts, if the training data have other labels."
     ),
     config: Path = typer.Option(None, help="YAML with a section features: utterances, epochs."),
     utterances: int = section_option(
-        SentFeatures, "utterances", default=None, help="Of a client, at most; default: the YAML's."
+        SentFeatures,
+        "utterances",
+        default=None,
+        help="Maximum number of utterances of a client. Default: from the YAML file.",
     ),
     epochs: int = section_option(
-        SentFeatures, "epochs", default=None, help="Of attack IV's decoder; default: the YAML's."
+        SentFeatures,
+        "epochs",
+        default=None,
+        help="Training epochs of attack IV's decoder. Default: from the YAML file.",
     ),
     resamples: int = RESAMPLES,
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
     decoders: Path = typer.Option(
-        None, metavar="DIR", help="Keeps decoders, for experiments of the same baseline."
+        None, metavar="DIR", help="Keep decoders there, for experiments with the same baseline."
     ),
     ngpu: int = NGPU,
 ) -> None:
-    """Attack the features that DecoupleFL's clients sent.
+    """Attack the features sent by DecoupleFL's clients.
 
-    How much they give away, by client. I: find the features of a speaker by other audio of the
-    speaker. II: sort them by speaker. III: transcribe them with the server's classifier. IV: make
-    filterbanks of them again. Intervals are 95 %, over speakers, where there are 10 or more; the
-    last rows are means over clients.
+    Four attacks measure, by client, how much the features reveal. I: find the features of a
+    speaker, given other audio of that speaker. II: cluster the features by speaker. III: transcribe
+    them with the server's classifier. IV: reconstruct filterbanks from them. Intervals are 95 %,
+    over speakers, where there are 10 or more; the last rows are means over clients.
 
     Reads: EXP/round_<number>/features.<client>.ark and .scp; EXP's training data; --server-data;
     --text; section features of the YAML of --config.
@@ -160,7 +170,7 @@ def attack_features(
 
     chosen = [name for name in clients.split(",") if name] if clients is not None else []
     if clients is not None and not chosen:
-        raise typer.BadParameter("no client", param_hint="--clients")
+        raise typer.BadParameter("names no client", param_hint="--clients")
     section = read_section(SentFeatures, config, "features")
     section = given_by(section, utterances=utterances, epochs=epochs)
     options = Options(chosen, server_data, text, section, resamples, seed, decoders)
@@ -170,16 +180,16 @@ def attack_features(
 
 @command("merge", "Attacks", to=attack)
 def merge_attacks(
-    out: Path = typer.Argument(..., metavar="TABLE", help="A TSV to be written."),
+    out: Path = typer.Argument(..., metavar="TABLE", help="The TSV to write."),
     tables: list[str] = typer.Argument(
-        ..., metavar="NAME=ATTACKS.tsv...", help="Those of one name are seeds."
+        ..., metavar="NAME=ATTACKS.tsv...", help="Tables with the same name are seeds."
     ),
 ) -> None:
-    """Put attacks on several experiments side by side.
+    """Merge attack tables of several experiments into one.
 
     The table has means over clients, with 95 % intervals.
 
-    Reads: every ATTACKS.tsv, made by fedtools attack features.
+    Reads: every ATTACKS.tsv, written by fedtools attack features.
 
     Writes: TABLE.
 
@@ -202,21 +212,21 @@ def footprints(
         ..., metavar="DIR", help="Speech of people who have no model: features, or clips."
     ),
     round_: list[int] = typer.Option(
-        ..., "--round", min=1, help="In which models were sent; may come several times."
+        ..., "--round", min=1, help="Round of the models to attack; may be given several times."
     ),
     part: Part = PART,
-    highest: int = typer.Option(0, min=0, help="The last layer, from 1; 0: all of them."),
-    models: int = typer.Option(16, min=1, help="In memory at a time."),
+    highest: int = typer.Option(0, min=0, help="The last layer to compare, from 1; 0: all layers."),
+    models: int = typer.Option(16, min=1, help="Number of models in memory at a time."),
     defence: str = DEFENCE,
-    seed: int = typer.Option(0, min=0, help="Of a defence's noise and groups."),
+    seed: int = typer.Option(0, min=0, help="Random seed of a defence's noise and groups."),
     job: int = JOB,
     nj: int = NJ,
     ngpu: int = NGPU,
 ) -> None:
-    """Compare models that clients sent with the global one.
+    """Compare clients' models with the global model.
 
-    Layer by layer: mean and deviation of the differences of activations on an Indicator, speech of
-    anybody.
+    A footprint holds, layer by layer, the mean and the standard deviation of the differences
+    between the activations of the two models on an Indicator, speech of people who have no model.
 
     Reads: EXP/round_<number>/update.<job>.* and global.safetensors; the folder of --indicator.
 
@@ -237,39 +247,43 @@ def footprints(
 @command("a1", "Attacks", to=attack)
 def a1(
     folders: list[Path] = typer.Argument(
-        ..., metavar="DIR... OUT", help="What attack footprints has written; gets a1.tsv."
+        ...,
+        metavar="DIR... OUT",
+        help="Folders written by attack footprints; the folder that gets a1.tsv.",
     ),
     models: Path = typer.Option(
-        None, metavar="TSV", help="model, speaker, gender, talks: trials by recording, too."
+        None,
+        metavar="TSV",
+        help="Columns model, speaker, gender, talks: report trials by recording, too.",
     ),
     cohort: list[Path] = typer.Option(
         [],
         metavar="DIR",
-        help="Footprints of other people, for the score cohort; may come several times. Default: "
-        "of each trial, those in DIR... of neither of its two.",
+        help="Footprints of other people, for the score cohort; may be given several times. "
+        "Default: for each trial, the footprints in DIR... of all speakers but its two.",
     ),
     undefended: list[Path] = UNDEFENDED,
     config: Path = typer.Option(None, help="YAML with a section a1: alpha, scores, others."),
     set_: list[str] = SET,
     others: int = OTHERS,
     resamples: int = RESAMPLES,
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
 ) -> None:
-    """Tell whether two models are of one speaker, by distance.
+    """Test whether two models share a speaker, by distance.
 
-    The distance is that of their footprints: as equation 4 of the paper is written (literal), or of
-    vectors of unit length (unit); or it is their cosine, centred on models of other people and
-    normed by their scores (cohort). With --models, targets of the same recording and of other
-    recordings have rows of their own. Intervals are 95 %.
+    The score is the distance of the two footprints, either exactly as in equation 4 of the paper
+    (literal) or between vectors of unit length (unit), or their cosine, centred on models of other
+    people and normalised by the scores against these models (cohort). With --models, target trials
+    within one recording and across recordings have separate rows. Intervals are 95 %.
 
-    Behind a defence there are rows of three attackers. ignorant: enrols, and has learnt from,
-    undefended models; lazy-informed: enrols defended ones; semi-informed: has learnt from them,
-    too, which the score cohort alone does.
+    With a defence, there are rows for three attackers. The ignorant one enrols with, and has learnt
+    from, undefended models. The lazy-informed one enrols with defended models. The semi-informed
+    one has also learnt from defended models; of the scores, only cohort learns from models.
 
-    Reads: DIR/footprints.<job>.* and models.<job>.tsv, those of --cohort and --undefended, too; the
-    TSV of --models; section a1 of the YAML of --config.
+    Reads: footprints.<job>.* and models.<job>.tsv in each DIR and in the folders of --cohort and
+    --undefended; the TSV of --models; section a1 of the YAML of --config.
 
-    Writes: OUT/a1.tsv; a score for each trial, and DET curves, beside it.
+    Writes: OUT/a1.tsv, and next to it a score for each trial, and DET curves.
 
     Example in egs/tedlium3/attack1: fedtools attack a1 exp/mini/part2/footprints.relu \
         exp/mini/a1.relu.part2 --models data/mini/models.tsv
@@ -295,42 +309,43 @@ def a1(
 
 @command("a2", "Attacks", to=attack)
 def a2(
-    known: Path = typer.Argument(..., metavar="KNOWN", help="Models of speakers that one knows."),
-    attacked: Path = typer.Argument(..., metavar="EXP", help="Models of others, to be attacked."),
-    out: Path = typer.Argument(
-        ..., metavar="OUT", help="Gets a2.h<layer>.tsv, and what led to it."
-    ),
+    known: Path = typer.Argument(..., metavar="KNOWN", help="Experiment whose speakers are known."),
+    attacked: Path = typer.Argument(..., metavar="EXP", help="Experiment to attack."),
+    out: Path = typer.Argument(..., metavar="OUT", help="Gets a2.h<layer>.tsv, and embeddings."),
     indicator: Path = typer.Option(
         ..., metavar="DIR", help="Speech of people who have no model: features, or clips."
     ),
     round_: list[int] = typer.Option(
-        [1], "--round", min=1, help="In which models were sent; may come several times."
+        [1], "--round", min=1, help="Round of the models to attack; may be given several times."
     ),
-    layer: int = typer.Option(..., min=1, help="h, the hidden layer that is looked at."),
+    layer: int = typer.Option(..., min=1, help="h, the hidden layer to attack."),
     part: Part = PART,
     defence: str = DEFENCE,
     config: Path = typer.Option(None, help="YAML with a section a2: network, width, ..."),
     set_: list[str] = SET,
     models: Path = typer.Option(
-        None, metavar="TSV", help="model, speaker, gender, talks: trials by recording, too."
+        None,
+        metavar="TSV",
+        help="Columns model, speaker, gender, talks: report trials by recording, too.",
     ),
     others: int = OTHERS,
     resamples: int = RESAMPLES,
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
     ngpu: int = NGPU,
 ) -> None:
-    """Tell whether two models are of one speaker, by embeddings.
+    """Test whether two models share a speaker, by embeddings.
 
-    All is learnt from the models of KNOWN, whose speakers are others than those of EXP: a network
-    that makes embeddings from some people's, and LDA, PLDA, cohort and calibration from those of
-    the others (a2.network). Speakers need two models: of two clients, or of two rounds. The first
-    round began with one global model. Behind a defence there are rows for three attackers:
-    ignorant, lazy-informed (enrols defended models) and semi-informed (learns from them, too).
+    The attack learns from the models of KNOWN, whose speakers are not those of EXP: a network that
+    computes embeddings is trained on the models of some of these speakers, and LDA, PLDA, cohort
+    and calibration on those of the others (see a2.network). A speaker needs two models, from two
+    clients or from two rounds. In the first of the rounds, both experiments must have begun with
+    the same global model. With a defence, there are rows for three attackers: ignorant,
+    lazy-informed (enrols with defended models) and semi-informed (also learns from them).
 
     Reads: update.<job>.* and global.safetensors of KNOWN/round_<number>/ and EXP/round_<number>/;
     the folder of --indicator; the TSV of --models; section a2 of the YAML of --config.
 
-    Writes: OUT/a2.h<layer>.tsv, .yaml, and embeddings in .ark and .scp, with a defence by attacker;
+    Writes: OUT/a2.h<layer>.tsv and .yaml; embeddings in .ark and .scp, with a defence by attacker;
     a score for each trial, and DET curves.
 
     Example in egs/tedlium3/attack1: fedtools attack a2 exp/mini/part1 exp/mini/part2 exp/mini/a2 \

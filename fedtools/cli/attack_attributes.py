@@ -1,4 +1,4 @@
-"""The command that tells attributes of speakers: fedtools attack attributes."""
+"""The command that predicts attributes of speakers: fedtools attack attributes."""
 
 from __future__ import annotations
 
@@ -16,32 +16,36 @@ from fedtools.cli.report import RESAMPLES
 @command("attributes", "Attacks", to=attack)
 def attributes(
     folders: list[Path] = typer.Argument(
-        ..., metavar="DIR... OUT", help="What attack footprints has written; gets attributes.tsv."
+        ...,
+        metavar="DIR... OUT",
+        help="Folders written by attack footprints; the folder that gets attributes.tsv.",
     ),
     models: Path = typer.Option(
-        None, metavar="TSV", help="model, speaker, gender, talks: attacks sex."
+        None, metavar="TSV", help="Columns model, speaker, gender, talks: attack sex."
     ),
     table: list[Path] = typer.Option(
-        [], metavar="FILE", help="Any utt2X or spk2X: attacks X; may come several times."
+        [], metavar="FILE", help="Any utt2X or spk2X: attack X; may be given several times."
     ),
     bins: str = typer.Option(
-        None, metavar="A,B,...", help="Where classes of a table of numbers begin: 20,40 of ages."
+        None, metavar="A,B,...", help="Class boundaries of a numeric table: 20,40 for ages."
     ),
     undefended: list[Path] = UNDEFENDED,
-    permutations: int = typer.Option(PERMUTATIONS, min=0, help="Of classes, for chance."),
+    permutations: int = typer.Option(
+        PERMUTATIONS, min=0, help="Permutations of the classes that give the chance level."
+    ),
     resamples: int = RESAMPLES,
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
 ) -> None:
-    """Tell sex, age, accent, ... of a model's speaker.
+    """Predict sex, age, accent, ... of a model's speaker.
 
-    They are told by a classifier of other speakers' footprints, of any number of classes. Accuracy
-    is the mean of the classes' (plain: of all models), AUC that of each class against all others.
-    Intervals are 95 %, over speakers; permuted is the AUC of permuted classes. Behind a defence
-    there are rows of an ignorant attacker, whose classifier learnt from undefended models, and of a
-    semi-informed one, whose learnt from defended ones.
+    A classifier, with any number of classes, is trained on footprints of other speakers' models.
+    Accuracy is the mean over classes (plain: over models); AUC is of each class against all others.
+    Intervals are 95 %, over speakers; permuted is the AUC with permuted classes. With a defence,
+    there are rows for an ignorant attacker, whose classifier is trained on undefended models, and
+    for a semi-informed one, whose classifier is trained on defended models.
 
-    Reads: DIR/footprints.<job>.* and models.<job>.tsv, those of --undefended, too; the TSV of
-    --models; each FILE of --table, and utt2spk beside a utt2X.
+    Reads: footprints.<job>.* and models.<job>.tsv in each DIR and in the folders of --undefended;
+    the TSV of --models; each FILE of --table, and utt2spk next to a utt2X.
 
     Writes: OUT/attributes.tsv.
 
@@ -53,7 +57,7 @@ def attributes(
     from fedtools.attack.labels import read_attributes
 
     if models is None and not table:
-        raise typer.BadParameter("neither --models nor --table", param_hint="--table")
+        raise typer.BadParameter("give --models or --table", param_hint="--table")
     edges = _ascending(bins)
     read = read_prints(folders, models, (), undefended)
     known = read.attacked
@@ -75,7 +79,7 @@ def attributes(
 
 
 def _ascending(text: str | None) -> list[float]:
-    """Numbers of --bins."""
+    """Return the numbers of --bins; raise a usage error if they are not in ascending order."""
     try:
         edges = [float(one) for one in text.split(",")] if text is not None else []
     except ValueError:

@@ -1,4 +1,4 @@
-"""The commands that put attacks side by side: fedtools attack card, fedtools attack compare."""
+"""The commands that compare attacks: fedtools attack card, fedtools attack compare."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from fedtools.cli.report import RESAMPLES, pair
 def card(
     experiment: Path = EXPERIMENT,
     results: Path = typer.Option(
-        None, metavar="DIR", help="Where attacks have left their tables; default: EXP/attacks."
+        None, metavar="DIR", help="Folder with the tables of attacks; default: EXP/attacks."
     ),
     page: Path = typer.Option(
-        None, metavar="RESULTS.md", help="A page that gets the card, as a section of its own."
+        None, metavar="RESULTS.md", help="A page to which the card is added, as a section."
     ),
 ) -> None:
-    """Put all attacks on an experiment on one card.
+    """Summarise all attacks on an experiment on one card.
 
-    Each attack, what its attacker knows of a defence, and what is left of it behind each defence,
-    with 95 % intervals; below that, what the defences cost. Of several layers and scores a row is
-    of the one that tells most without a defence.
+    The card shows each attack, what its attacker knows of the defences, and how well it does
+    against each defence, with 95 % intervals; below that, what the defences cost. An attack with
+    several layers or scores has a row for the one that reveals most without a defence.
 
-    Reads: the tables of attacks in EXP/attacks, or the folder of --results, and in their folders:
-    weights.tsv, a1.tsv, a2.h<layer>.tsv, attributes.tsv, membership.tsv, inversion.tsv, attacks.tsv
-    and utility.tsv; the page of --page.
+    Reads: the tables of attacks in EXP/attacks, or in the folder of --results, and in their
+    subfolders: weights.tsv, a1.tsv, a2.h<layer>.tsv, attributes.tsv, membership.tsv, inversion.tsv,
+    attacks.tsv and utility.tsv; the page of --page.
 
     Writes: card.tsv, card.md and card.png in the folder of --results; the page of --page, and the
-    picture beside it.
+    picture next to it.
 
     Example in egs/tedlium3/attack1: fedtools attack card exp/mini/part2
     """
@@ -50,23 +50,23 @@ def card(
 
 @command("compare", "Attacks", to=attack)
 def compare(
-    out: Path = typer.Argument(..., metavar="TABLE", help="A TSV to be written."),
+    out: Path = typer.Argument(..., metavar="TABLE", help="The TSV to write."),
     scores: list[str] = typer.Argument(
         ...,
         metavar="NAME=SCORES...",
-        help="The first is what others are compared with. Those of one name are seeds.",
+        help="Score files; the first is the baseline. Files with the same name are seeds.",
     ),
     resamples: int = RESAMPLES,
-    seed: int = typer.Option(0, min=0, help="Of the draws."),
+    seed: int = typer.Option(0, min=0, help="Random seed of the bootstrap."),
 ) -> None:
     """Compare equal error rates on the same speakers.
 
-    Each attack's rate, the mean over seeds, and its difference to the first one's in percentage
-    points, with 95 % intervals over speakers, who are drawn once for all. Attacks may be of other
-    trials, layers, defences, or models of the same people.
+    The table has each attack's rate, a mean over seeds, and its difference from the first attack's
+    in percentage points, with 95 % intervals over speakers; all attacks share the same draws of
+    speakers. Attacks may differ in trials, layers, defences, or models of the same people.
 
-    Reads: each SCORES, as attacks a1, a2 and weights write it for a kind of trials, such as
-    weights.together.other; trials.<kind> and model2speaker beside it.
+    Reads: each SCORES, as attacks a1, a2 and weights write it for one kind of trials, such as
+    weights.together.other; trials.<kind> and model2speaker next to it.
 
     Writes: TABLE.
 

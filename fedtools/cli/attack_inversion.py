@@ -1,4 +1,4 @@
-"""The command that recovers clients' data from what they sent: fedtools attack inversion."""
+"""The command that recovers clients' data from their updates: fedtools attack inversion."""
 
 from __future__ import annotations
 
@@ -18,42 +18,46 @@ from fedtools.cli.report import RESAMPLES
 def inversion(
     experiment: Path = EXPERIMENT,
     out: Path = typer.Argument(..., metavar="OUT", help="Gets inversion.tsv and inversion.png."),
-    round_: int = typer.Option(..., "--round", min=1, help="In which models were sent."),
+    round_: int = typer.Option(..., "--round", min=1, help="Round of the updates to attack."),
     steps: Literal["one", "real", "both"] = typer.Option(
         "both",
-        help="one: a step on one item, which the attacker computes as the client would; real: what "
+        help="one: a training step on one item, simulated by the attacker; real: the update that "
         "the client sent.",
     ),
     defence: list[str] = typer.Option(
         [],
-        help="What clients do to updates first, beside nothing: clip=1+noise=0.5, bits=8, "
-        f"keep=A,B, mean=4; may come several times. {UNITS}",
+        help="Defence of the clients, in addition to none: clip=1+noise=0.5, bits=8, keep=A,B, "
+        f"mean=4; may be given several times. {UNITS}",
     ),
     resemblyzer: bool = typer.Option(
         False,
         "--resemblyzer",
-        help="Also ask Resemblyzer who speaks; utils/resemblyzer.sh installs it.",
+        help="Also identify speakers with Resemblyzer; utils/resemblyzer.sh installs it.",
     ),
     config: Path = typer.Option(None, help="YAML with a section inversion: each, iterations, ..."),
     set_: list[str] = SET,
     each: int = section_option(
-        Inversion, "each", default=None, help="Clients, at most; default: the YAML's."
+        Inversion,
+        "each",
+        default=None,
+        help="Maximum number of clients. Default: from the YAML file.",
     ),
     resamples: int = RESAMPLES,
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
     ngpu: int = NGPU,
 ) -> None:
     """Recover clips and utterances from updates.
 
-    Inputs are found by gradient matching, with labels that are known, or of a single clip are read
-    from the output layer. Recovered spectra are correlated with the true ones, and as a control
-    with other people's of the same word; the global model transcribes them, and Resemblyzer says
-    whose voice is heard. What the output layer changed ranks the tokens that a client has said; the
-    control is how often others said them. Intervals are 95 %, of the difference from the control,
-    over speakers, where there are 10 or more. Where there is nothing to attack, a line says why.
+    Inputs are recovered by gradient matching with known labels; the label of a single clip is read
+    from the output layer. Recovered spectra are correlated with the true ones and, as a control,
+    with those of other people who say the same word; the global model transcribes them, and
+    Resemblyzer identifies the speaker. The change of the output layer ranks the tokens that a
+    client said; the control is how often other clients said them. Intervals are 95 %, for the
+    difference from the control, over speakers, where there are 10 or more. Where there is nothing
+    to attack, a line says why.
 
-    Reads: EXP/round_<number>/update.<job>.* and global.safetensors; EXP's training data, to tell
-    how right it is; section inversion of the YAML of --config.
+    Reads: EXP/round_<number>/update.<job>.* and global.safetensors; EXP's training data, to score
+    the recovered data; section inversion of the YAML of --config.
 
     Writes: OUT/inversion.tsv, inversion_parts.tsv and inversion.png.
 
@@ -66,7 +70,7 @@ def inversion(
     from fedtools.files.config import read_section
 
     if len(set(defence)) < len(defence):
-        raise typer.BadParameter("a defence twice", param_hint="--defence")
+        raise typer.BadParameter("the same defence twice", param_hint="--defence")
     options = given_by(read_section(Inversion, config, "inversion", set_), each=each)
     both = (ONE, REAL) if steps == "both" else (steps,)
     defences = [one for one in defence if one not in ("", "none")]

@@ -1,4 +1,4 @@
-"""The command that tells members of clients' training data: fedtools attack membership."""
+"""The command that infers membership in clients' training data: fedtools attack membership."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from fedtools.cli.report import RESAMPLES
 def membership(
     experiment: Path = EXPERIMENT,
     out: Path = typer.Argument(..., metavar="OUT", help="Gets membership.tsv."),
-    round_: int = typer.Option(..., "--round", min=1, help="In which models were sent."),
-    each: int = section_option(Updates, "each", help="Members, and others, of a client at most."),
+    round_: int = typer.Option(..., "--round", min=1, help="Round of the models to attack."),
+    each: int = section_option(
+        Updates, "each", help="Maximum number of members, and of non-members, of a client."
+    ),
     references: int = section_option(
-        Updates, "references", help="Other clients whose models are references, at most."
+        Updates, "references", help="Maximum number of other clients whose models are references."
     ),
     shadows: int = section_option(
         Updates, "shadows", help="Pairs of models that the attacker trains for each client."
@@ -28,32 +30,33 @@ def membership(
     held: list[str] = typer.Option(
         [],
         metavar="SPLIT",
-        help="Of the experiment's data, on which nobody trains: others of the same speaker. May "
-        "come several times.",
+        help="Split of the experiment's data on which no client trains, for non-members of the "
+        "same speaker; may be given several times.",
     ),
     defence: list[str] = typer.Option(
         [],
-        help="What clients do to updates first, beside none: clip=1+noise=0.5, bits=8, keep=A,B; "
-        f"may come several times. {UNITS}",
+        help="Defence of the clients, in addition to none: clip=1+noise=0.5, bits=8, keep=A,B; may "
+        f"be given several times. {UNITS}",
     ),
     resamples: int = RESAMPLES,
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
     ngpu: int = NGPU,
 ) -> None:
-    """Tell whether an utterance was in a client's training.
+    """Infer which utterances a client was trained on.
 
-    Or a clip, by the model that the client sent: LiRA, offline and online, RMIA, and thresholds on
-    the loss and on the direction of the update. References are models of other clients (round), or
-    of the same speaker's other speech, some of which the attacker trains (speaker). A member is
-    compared with an utterance of like length, of the same speaker or of anybody. The rows blind are
-    of a classifier that sees audio and the global model alone: what it tells is no leak. Behind a
-    defence an ignorant attacker has undefended references, and a semi-informed one defended ones;
-    a threshold has none, and is the ignorant one's. Intervals are 95 %, over speakers, where there
-    are 10 or more; a true-positive rate at a false-positive rate f is told of at least 10 / f
-    others.
+    The attacks use the model that the client sent: LiRA, offline and online, RMIA, and thresholds
+    on the loss and on the direction of the update. In keyword tasks, clips are attacked instead of
+    utterances. References are models of other clients (round), or models of other speech of the
+    same speaker, some of which the attacker trains (speaker). A member is compared with a
+    non-member of similar length, of the same speaker or of any other. The rows blind are of a
+    classifier that sees only the audio and the global model: what it detects is not a leak. With
+    a defence, an ignorant attacker has undefended references and a semi-informed one defended
+    references; thresholds need none and are listed as ignorant. Intervals are 95 %, over speakers,
+    where there are 10 or more; the true-positive rate at a false-positive rate f is reported for at
+    least 10 / f non-members.
 
-    Reads: EXP/round_<number>/update.<job>.* and global.safetensors; EXP's training data, and those
-    of --held.
+    Reads: EXP/round_<number>/update.<job>.* and global.safetensors; EXP's training data, and the
+    splits of --held.
 
     Writes: OUT/membership.tsv.
 
@@ -64,7 +67,7 @@ def membership(
     from fedtools.attack.membership import attack as run
 
     if "train" in held or len(set(held)) < len(held):
-        problem = "a split twice" if "train" not in held else "everybody trains on train"
+        problem = "the same split twice" if "train" not in held else "clients train on train"
         raise typer.BadParameter(problem, param_hint="--held")
     options = Updates(each=each, references=references, shadows=shadows, held=tuple(held))
     federation = open_experiment(experiment, ngpu)

@@ -1,4 +1,4 @@
-"""The command that asks the speech itself: fedtools attack speech."""
+"""The command that verifies speakers by the training speech: fedtools attack speech."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from fedtools.cli.report import RESAMPLES
 @command("speech", "Attacks", to=attack)
 def speech(
     folders: list[Path] = typer.Argument(
-        ..., metavar="DATA... OUT", help="Whose clients the models are of; gets speech.tsv."
+        ...,
+        metavar="DATA... OUT",
+        help="Data directories of the models' clients; the folder that gets speech.tsv.",
     ),
     trials: list[Path] = typer.Option(
-        ..., metavar="LIST", help="Trials of another attack; may come several times."
+        ..., metavar="LIST", help="Trials of another attack; may be given several times."
     ),
     resamples: int = RESAMPLES,
-    seed: int = typer.Option(0, min=0, help="Of intervals."),
+    seed: int = typer.Option(0, min=0, help="Random seed of the bootstrap."),
 ) -> None:
-    """Decide trials of models by the speech they learnt from.
+    """Score trials of models by the speech they learnt from.
 
-    It is what an attack on models is measured by: the same trials, by the cosine of embeddings of
-    the clients' audio. They are made by Resemblyzer, which `utils/resemblyzer.sh` installs.
+    This is the reference for attacks on models: the same trials, scored by the cosine of embeddings
+    of the clients' audio. Resemblyzer computes the embeddings; `utils/resemblyzer.sh` installs it.
     Intervals are 95 %.
 
     Reads: DATA/utt2client, utt2spk, wav.scp and segments; the lists of --trials.
 
-    Writes: OUT/speech.tsv; embeddings in speech.ark and .scp; a score for each trial, and DET
-    curves, beside it.
+    Writes: OUT/speech.tsv; embeddings in speech.ark and .scp; next to them a score for each trial,
+    and DET curves.
 
     Example in egs/tedlium3/attack1: fedtools attack speech data/mini/part2 exp/mini/speech \
         --trials exp/mini/a1.relu.part2/trials.easy

@@ -15,28 +15,31 @@ from fedtools.cli.report import RESAMPLES
 @command("utility", "Attacks", to=attack)
 def utility(
     experiment: Path = EXPERIMENT,
-    out: Path = typer.Argument(..., metavar="TSV", help="Three rows for each defence."),
-    round_: int = typer.Option(..., "--round", min=1, help="In which models were sent."),
+    out: Path = typer.Argument(
+        ..., metavar="TSV", help="The table to write, with three rows for each defence."
+    ),
+    round_: int = typer.Option(..., "--round", min=1, help="Round of the updates to measure."),
     defence: list[str] = typer.Option(
-        ..., help=f"none, clip=1+noise=0.5, bits=8, keep=A,B; may come several times. {UNITS}"
+        ..., help=f"none, clip=1+noise=0.5, bits=8, keep=A,B; may be given several times. {UNITS}"
     ),
     split: list[str] = typer.Option(
-        ["valid"], help="Of the experiment's data, to measure on; may come several times."
+        ["valid"],
+        help="Split of the experiment's data to measure on; may be given several times.",
     ),
     resamples: int = RESAMPLES,
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
     ngpu: int = NGPU,
 ) -> None:
     """Measure what defences cost in WER or accuracy.
 
-    The WER is of a greedy search without a language model. own: of each client its own model, as
-    the server gets it, on the speech in the splits of who the client is. newcomers: the next global
-    model, the mean of what clients send, on all people in the splits who are no client of the
-    experiment. everybody: that model on both. The first rows, "nothing sent", are of the model that
-    the round began with. People are the clients of a split, or its speakers where it has no
-    clients; "-" where there are none. Errors are pooled over people; intervals are 95 %, over
-    people, where there are 10 or more. Clients have the weights that the experiment's method gives
-    them.
+    WER is that of a greedy search without a language model. The row own measures each client's own
+    model, as the server receives it, on that person's speech in the splits. The row newcomers
+    measures the next global model, the mean of the updates, on people in the splits who are no
+    clients of the experiment; the row everybody measures that model on both groups. The first rows,
+    "nothing sent", measure the model that the round began with. People are the clients of a split,
+    or its speakers where it has no clients; a "-" means that there are none. Errors are pooled over
+    people; intervals are 95 %, over people, where there are 10 or more. Clients have the weights
+    that the experiment's method gives them.
 
     Reads: EXP/round_<number>/update.<job>.* and global.safetensors; the data of the splits.
 
@@ -50,7 +53,7 @@ def utility(
     from fedtools.files.tables import write_tsv
 
     if len(set(split)) < len(split):
-        raise typer.BadParameter("a split twice", param_hint="--split")
+        raise typer.BadParameter("the same split twice", param_hint="--split")
     federation = open_experiment(experiment, ngpu)
     rows = measure(federation, round_, defence, split, resamples=resamples, seed=seed)
     write_tsv(out, UTILITY, rows)

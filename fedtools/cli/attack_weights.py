@@ -1,4 +1,4 @@
-"""The command that attacks what clients changed of the weights: fedtools attack weights."""
+"""The command that attacks clients' weight updates: fedtools attack weights."""
 
 from __future__ import annotations
 
@@ -16,41 +16,45 @@ from fedtools.cli.report import RESAMPLES
 @command("weights", "Attacks", to=attack)
 def weights(
     experiments: list[Path] = typer.Argument(
-        ..., metavar="EXP... OUT", help="Experiments whose models are compared; gets weights.tsv."
+        ...,
+        metavar="EXP... OUT",
+        help="Experiments whose models are compared; the folder that gets weights.tsv.",
     ),
     round_: list[int] = typer.Option(
-        [1], "--round", min=1, help="In which models were sent; may come several times."
+        [1], "--round", min=1, help="Round of the updates to attack; may be given several times."
     ),
     cohort: list[Path] = typer.Option(
         [],
         metavar="DIR",
-        help="Experiments of other people, which updates are centred on and the regression is "
-        "trained on; may come several times. Default: of each trial, models in EXP... of neither "
-        "of its two.",
+        help="Experiments of other people, for centring the updates and training the regression; "
+        "may be given several times. Default: for each trial, the models in EXP... of all "
+        "speakers but its two.",
     ),
     models: Path = typer.Option(
-        None, metavar="TSV", help="model, speaker, gender, talks: trials by recording, too."
+        None,
+        metavar="TSV",
+        help="Columns model, speaker, gender, talks: report trials by recording, too.",
     ),
     defence: str = DEFENCE,
     config: Path = typer.Option(None, help="YAML with a section weights: constant, others, ..."),
     set_: list[str] = SET,
     others: int = OTHERS,
     resamples: int = RESAMPLES,
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
     ngpu: int = NGPU,
 ) -> None:
-    """Tell whether two updates are of one speaker.
+    """Test whether two updates share a speaker.
 
-    The cosine of what clients changed, part by part, centred on what other people did; all parts
-    together, by logistic regression trained on other people; and what a first layer's update tells
-    of the client's input: of all of it, and of what is constant there, such as an i-vector. Where
-    there is nothing to attack, a line says why. Behind a defence there are rows of three attackers.
-    ignorant: enrols, and has learnt from, undefended updates; lazy-informed: enrols defended ones;
-    semi-informed: has learnt from them, too.
+    The scores are the cosine of two updates, part by part, centred on updates of other people; a
+    logistic regression over all parts, trained on other people; and the input of the client as read
+    out of a first layer's update, all of it or only what is constant, such as an i-vector. Where
+    there is nothing to attack, a line says why. With a defence, there are rows for three attackers.
+    The ignorant one enrols with, and has learnt from, undefended updates. The lazy-informed one
+    enrols with defended updates. The semi-informed one has also learnt from defended updates.
 
-    Reads: EXP/round_<number>/update.<job>.* and global.safetensors, those of the experiments of
-    --cohort, too; the training data, to tell how right the read-out is; the TSV of --models;
-    section weights of the YAML of --config.
+    Reads: update.<job>.* and global.safetensors in EXP/round_<number>/ and in the experiments of
+    --cohort; the training data, to score the read-out; the TSV of --models; section weights of the
+    YAML of --config.
 
     Writes: OUT/weights.tsv, parts.tsv, readout.tsv and weights.png; a score for each trial, and DET
     curves.

@@ -1,4 +1,4 @@
-"""Commands on data directories: clients, parts and unions, speeds; and values of configurations."""
+"""Commands on data directories (clients, subsets, unions, speeds), and values of configurations."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ Scheme = Literal["iid", "dirichlet", "quantity", "map"]
 def partition(
     data_dir: Path = DATA_DIR,
     out_dir: Path = OUT_DIR,
-    scheme: Scheme = typer.Option(..., help="How utterances are shared out."),
+    scheme: Scheme = typer.Option(..., help="How utterances are assigned to clients."),
     clients: int | None = typer.Option(None, min=1, help="Number of clients; not for map."),
     alpha: float | None = typer.Option(
-        None, help="Dirichlet parameter for dirichlet and quantity: small is skewed."
+        None, help="Dirichlet parameter for dirichlet and quantity; small values skew more."
     ),
     by: str | None = typer.Option(
         None, metavar="UTT2X", help="Table of labels for dirichlet, of clients for map."
     ),
-    seed: int = typer.Option(0, min=0, help="Seed of the draw."),
-    min_utterances: int = typer.Option(1, min=1, help="Least number of utterances of a client."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
+    min_utterances: int = typer.Option(1, min=1, help="Minimum number of utterances of a client."),
     keep_speakers: bool = typer.Option(
-        False, "--keep-speakers", help="A speaker's utterances stay with one client."
+        False, "--keep-speakers", help="Keep each speaker's utterances with one client."
     ),
 ) -> None:
-    """Make clients: write utt2client and client2utt.
+    """Partition utterances into clients.
 
-    Partition before extract-features: a client's features then lie together.
+    Partition before extract-features, so that a client's features are contiguous in the archive.
 
     Reads: DATA_DIR, and its table --by.
 
-    Writes: OUT_DIR: all tables, utt2client and client2utt.
+    Writes: OUT_DIR with all tables, utt2client and client2utt.
 
     Example in egs/commonvoice/asr1: fedtools partition data/mini/train data/mini/train_dirichlet \
         --scheme dirichlet --clients 10 --alpha 0.5 --by utt2spk
@@ -65,7 +65,7 @@ def partition(
 def _check_scheme(
     scheme: Scheme, clients: int | None, alpha: float | None, by: str | None, keep_speakers: bool
 ) -> None:
-    """Every option that a scheme needs is given, and none that it would ignore."""
+    """Raise a usage error if an option that the scheme needs is missing, or one has no use."""
     wanted = {
         "--clients": (clients is not None, scheme != "map"),
         "--alpha": (alpha is not None, scheme in ("dirichlet", "quantity")),
@@ -88,13 +88,13 @@ def combine_data(
     out_dir: Path = OUT_DIR,
     data_dirs: list[Path] = typer.Argument(..., metavar="DATA_DIR...", help="Two or more."),
 ) -> None:
-    """Write several data directories as one.
+    """Combine several data directories into one.
 
-    It works like Kaldi's combine_data.sh.
+    This works like Kaldi's combine_data.sh.
 
     Reads: every DATA_DIR.
 
-    Writes: OUT_DIR: the tables that all of them have.
+    Writes: OUT_DIR with the tables that all inputs have.
 
     Example in egs/commonvoice/asr1: fedtools combine-data data/mini/both data/mini/train \
         data/mini/server_train
@@ -113,23 +113,27 @@ def subset_data(
     data_dir: Path = DATA_DIR,
     out_dir: Path = OUT_DIR,
     clients: str | None = typer.Option(
-        None, metavar="A,B,...", help="All utterances of these clients."
+        None, metavar="A,B,...", help="Keep all utterances of these clients."
     ),
-    utterances: int | None = typer.Option(None, min=1, help="This many, evenly spread."),
+    utterances: int | None = typer.Option(
+        None, min=1, help="Keep this many utterances, evenly spread."
+    ),
     speakers: int | None = typer.Option(
-        None, min=1, help="All of this many speakers, evenly spread."
+        None, min=1, help="Keep all utterances of this many speakers, evenly spread."
     ),
     first: float | None = typer.Option(
-        None, min=0.1, metavar="SECONDS", help="The first seconds of every speaker."
+        None, min=0.1, metavar="SECONDS", help="Keep the first seconds of every speaker."
     ),
     rest: Path | None = typer.Option(
-        None, metavar="DIR", help="Write what is left over there; with --first, of these speakers."
+        None,
+        metavar="DIR",
+        help="Write the other utterances there; with --first, only those of the same speakers.",
     ),
 ) -> None:
-    """Write a part of a data directory.
+    """Write a subset of a data directory.
 
-    It works like Kaldi's subset_data_dir.sh. One of --clients, --utterances, --speakers and --first
-    says which.
+    This works like Kaldi's subset_data_dir.sh. Give one of --clients, --utterances, --speakers and
+    --first to choose the subset.
 
     Reads: DATA_DIR.
 
@@ -170,12 +174,12 @@ def subset_data(
 @command("relabel", "Data")
 def relabel(
     data_dir: Path = DATA_DIR,
-    text: Path = typer.Argument(..., help="Kaldi text, such as best-path writes."),
+    text: Path = typer.Argument(..., help="Kaldi text, such as that of fedtools best-path."),
     out_dir: Path = OUT_DIR,
 ) -> None:
-    """Write a data directory with other transcripts.
+    """Copy a data directory with other transcripts.
 
-    Utterances whose transcript is empty are left out.
+    Utterances whose new transcript is empty are left out.
 
     Reads: DATA_DIR and TEXT.
 
@@ -193,12 +197,12 @@ def relabel(
 def perturb_speed(
     data_dir: Path = DATA_DIR,
     out_dir: Path = OUT_DIR,
-    speeds: str = typer.Option("0.9 1.0 1.1", help="Factors; 1.0 is the audio as it is."),
+    speeds: str = typer.Option("0.9 1.0 1.1", help="Speed factors; 1.0 leaves audio unchanged."),
 ) -> None:
-    """Write every utterance at several speeds.
+    """Copy every utterance at several speeds.
 
-    It works like Kaldi's perturb_data_dir_speed_3way.sh. Before extract-features, which reads the
-    speed of each utterance. Perturb training data only.
+    This works like Kaldi's perturb_data_dir_speed_3way.sh. Run it before extract-features, which
+    reads the speed of each utterance. Perturb training data only.
 
     Reads: DATA_DIR.
 
@@ -220,13 +224,13 @@ def perturb_volume(
     data_dir: Path = DATA_DIR,
     out_dir: Path = OUT_DIR,
     low: float = typer.Option(0.125, help="The smallest factor."),
-    high: float = typer.Option(2.0, help="The largest."),
-    seed: int = typer.Option(0, min=0, help="Of the draw."),
+    high: float = typer.Option(2.0, help="The largest factor."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
 ) -> None:
     """Give every utterance a random volume.
 
-    It works like Kaldi's perturb_data_dir_volume.sh. Before extract-features, which reads the
-    volume of each utterance. Perturb training data only.
+    This works like Kaldi's perturb_data_dir_volume.sh. Run it before extract-features, which reads
+    the volume of each utterance. Perturb training data only.
 
     Reads: DATA_DIR.
 
@@ -245,14 +249,16 @@ def perturb_volume(
 
 @command("config", "Federation")
 def config(
-    path: Path = typer.Argument(..., metavar="YAML", help="A configuration."),
-    keys: list[str] = typer.Argument(..., metavar="KEY...", help="Such as tokens.vocab_size."),
+    path: Path = typer.Argument(..., metavar="YAML", help="A configuration file."),
+    keys: list[str] = typer.Argument(
+        ..., metavar="KEY...", help="Names of options, such as tokens.vocab_size."
+    ),
 ) -> None:
     """Print values of a configuration, for shell scripts.
 
-    They are printed one a line, lists with blanks between their values, sections as the names in
-    them, decimals as they are written. Sections that recipes and commands before an experiment take
-    are checked, and their defaults known.
+    Each value is printed on a line of its own: a list with spaces between its items, a section as
+    the names of its options, a decimal number as it stands in the file. Sections for recipes, and
+    for commands that run before an experiment exists, are validated, and their defaults are known.
 
     Reads: YAML.
 
@@ -274,7 +280,7 @@ def config(
         try:
             values.append(lookup(path, key, as_written=True))
         except UserError:
-            # What is left out has its default, where there is one.
+            # An option that the file leaves out has its default, if it has one.
             if getattr(options, name, None) is None:
                 raise
             values.append(getattr(options, name))

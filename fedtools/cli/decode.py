@@ -19,21 +19,31 @@ DECODE_DIR = typer.Argument(..., metavar="DECODE_DIR", help="A folder made by fe
 
 @command("decode", "Decoding and scoring")
 def decode(
-    experiment: Path = typer.Argument(..., metavar="EXP", help="Whose models to use."),
-    data: Path = typer.Argument(..., metavar="DATA_DIR", help="What to decode; needs feats.scp."),
-    out: Path = typer.Argument(..., metavar="DECODE_DIR", help="Where the N-best lists go."),
-    model: str = typer.Option("average", help="average, start, or round:N."),
-    lm: Path = typer.Option(None, help="Folder made by fedtools train-lm; greedy without."),
+    experiment: Path = typer.Argument(..., metavar="EXP", help="The experiment's folder."),
+    data: Path = typer.Argument(
+        ..., metavar="DATA_DIR", help="The data directory to decode; needs feats.scp."
+    ),
+    out: Path = typer.Argument(..., metavar="DECODE_DIR", help="The folder for the N-best lists."),
+    model: str = typer.Option("average", help="The model to use: average, start, or round:N."),
+    lm: Path = typer.Option(
+        None, help="Folder made by fedtools train-lm; default: greedy search without one."
+    ),
     config: Path = typer.Option(None, help="YAML with a section decode: beam_size, nbest, ..."),
-    phrases: Path = typer.Option(None, metavar="TSV", help="client, phrase: clients' own words."),
-    bonus: float = typer.Option(2.0, min=0, help="Of each of these words, natural log."),
-    job: int = typer.Option(None, min=1, help="Decode only this part ..."),
-    nj: int = typer.Option(1, min=1, help="... of so many; without --job all are joined."),
+    phrases: Path = typer.Option(
+        None, metavar="TSV", help="Columns client, phrase: words to favour, by client."
+    ),
+    bonus: float = typer.Option(
+        2.0, min=0, help="Bonus for each word of --phrases, as a natural logarithm."
+    ),
+    job: int = typer.Option(
+        None, min=1, help="Decode only this one of --nj parts; default: decode and join all."
+    ),
+    nj: int = typer.Option(1, min=1, help="Number of parts for --job."),
     ngpu: int = NGPU,
 ) -> None:
     """Decode each client's utterances into N-best lists.
 
-    Each by the client's own model, where clients have personal ones.
+    If clients have personal models, each client's utterances are decoded with its own.
 
     Reads: EXP/model.safetensors and EXP/clients/<client>/model.safetensors; DATA_DIR/feats.scp and
     utt2client; the folder of --lm; the files of --config and --phrases.
@@ -54,7 +64,7 @@ def decode(
         raise typer.BadParameter(f"more than --nj {nj}", param_hint="--job")
     federation = open_experiment(experiment, ngpu)
     if phrases and not lm:
-        raise typer.BadParameter("goes with --lm", param_hint="--phrases")
+        raise typer.BadParameter("needs --lm", param_hint="--phrases")
     search = work.read_search(federation, lm, config, phrases, bonus)
     work.decode(federation, data, out, search, model=model, job=job or 1, jobs=nj if job else 1)
     if job is None:
@@ -63,17 +73,21 @@ def decode(
 
 @command("cross", "Decoding and scoring")
 def cross(
-    data: Path = typer.Argument(..., metavar="DATA_DIR", help="Features, transcripts, clients."),
-    out: Path = typer.Argument(..., metavar="TABLE", help="A TSV to be written."),
+    data: Path = typer.Argument(
+        ..., metavar="DATA_DIR", help="Data directory with features, transcripts and clients."
+    ),
+    out: Path = typer.Argument(..., metavar="TABLE", help="The TSV to write."),
     experiments: list[str] = typer.Argument(
-        ..., metavar="NAME=EXP...", help="{} is the method's title; of one name are seeds."
+        ...,
+        metavar="NAME=EXP...",
+        help="Experiments; {} is the method's title, and those with the same name are seeds.",
     ),
     plot: Path = typer.Option(None, help="Draw a map for each name into this PNG."),
     ngpu: int = NGPU,
 ) -> None:
     """Measure each client's model on each client's data.
 
-    It counts WER of a greedy search; experiments without personal models are left out.
+    The table has the WER of a greedy search; experiments without personal models are left out.
 
     Reads: EXP/clients/<client>/model.safetensors; DATA_DIR/feats.scp, text and utt2client.
 
@@ -100,10 +114,10 @@ def cross(
 @command("merge-nbest", "Decoding and scoring")
 def merge_nbest(
     out: Path = DECODE_DIR,
-    data: Path = typer.Argument(..., metavar="DATA_DIR", help="What was decoded."),
-    nj: int = typer.Option(..., min=1, help="Jobs that fedtools decode was cut into."),
+    data: Path = typer.Argument(..., metavar="DATA_DIR", help="The decoded data directory."),
+    nj: int = typer.Option(..., min=1, help="Number of jobs that fedtools decode ran."),
 ) -> None:
-    """Join the N-best lists of all jobs of decode.
+    """Merge the N-best lists of all jobs of decode.
 
     Reads: DECODE_DIR/nbest.<job>.tsv; DATA_DIR/utt2spk.
 
@@ -120,12 +134,14 @@ def merge_nbest(
 @command("tune", "Decoding and scoring")
 def tune(
     out: Path = DECODE_DIR,
-    data: Path = typer.Argument(..., metavar="DATA_DIR", help="Its text is the reference."),
-    weights: Path = typer.Argument(..., metavar="WEIGHTS", help="YAML to be written."),
+    data: Path = typer.Argument(
+        ..., metavar="DATA_DIR", help="Data directory whose text is the reference."
+    ),
+    weights: Path = typer.Argument(..., metavar="WEIGHTS", help="The YAML file to write."),
 ) -> None:
     """Choose LM weight and word score on validation data.
 
-    It takes those with the lowest WER of re-ranked N-best lists.
+    The chosen values give the lowest WER when the N-best lists are re-ranked with them.
 
     Reads: DECODE_DIR/nbest.tsv; DATA_DIR/text.
 
@@ -142,7 +158,9 @@ def tune(
 @command("best-path", "Decoding and scoring")
 def best_path(
     out: Path = DECODE_DIR,
-    weights: Path = typer.Option(None, help="YAML made by fedtools tune; rank 1 without."),
+    weights: Path = typer.Option(
+        None, help="YAML file made by fedtools tune; default: take rank 1 of each list."
+    ),
 ) -> None:
     """Write the best hypothesis of every N-best list.
 
@@ -160,27 +178,31 @@ def best_path(
 
 @command("export", "Federation")
 def export(
-    experiment: Path = typer.Argument(..., metavar="EXP", help="Made by fedtools average."),
+    experiment: Path = typer.Argument(
+        ..., metavar="EXP", help="The experiment, after fedtools average."
+    ),
     out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
-    client: str = typer.Option(None, help="Whose model, where each client has its own."),
+    client: str = typer.Option(
+        None, help="Client whose model is exported, if clients have personal models."
+    ),
     adapters: bool = typer.Option(
-        False, "--adapters", help="Of network hf: LoRA's adapters alone, as peft's files."
+        False, "--adapters", help="For network hf: export LoRA's adapters alone, as peft's files."
     ),
     as_base: bool = typer.Option(
-        False, "--as-base", help="Of network hf: in the precision of its base, not in float32."
+        False, "--as-base", help="For network hf: use the precision of the base, not float32."
     ),
 ) -> None:
-    """Write an averaged model for ESPnet, or for transformers.
+    """Export an averaged model to ESPnet or transformers.
 
-    Of a model that is adapted the whole, with its adapters in the weights.
+    An adapted model is exported whole, with its adapters merged into the weights.
 
     Reads: EXP/model.safetensors, or EXP/clients/<client>/model.safetensors; EXP/config.yaml and
-    tokens or classes.txt; of network hf the folder that config.yaml names.
+    tokens or classes.txt; for network hf, the folder that config.yaml names.
 
-    Writes: OUT/config.yaml, model.pth and tokens. Of network hf, a folder of the kind that it began
-    with: OUT/config.json, model.safetensors and what stands beside them; a head that transformers
-    does not know in head.safetensors. With --adapters adapter_config.json and
-    adapter_model.safetensors in the place of the model.
+    Writes: OUT/config.yaml, model.pth and tokens. For network hf, a folder of the same kind as the
+    base: OUT/config.json, model.safetensors and the other files of such a folder, and in
+    head.safetensors a head that transformers does not know. With --adapters, adapter_config.json
+    and adapter_model.safetensors instead of the model.
 
     Example in egs/commonvoice/asr1: fedtools export exp/mini/fedavg/seed0 exp/mini/espnet
     """
@@ -195,7 +217,7 @@ def export(
     from fedtools.tasks.parts import CORPUS, MODELS
 
     if adapters and as_base:
-        raise typer.BadParameter("goes without --adapters", param_hint="--as-base")
+        raise typer.BadParameter("cannot be combined with --adapters", param_hint="--as-base")
     federation = Federation(experiment)
     config = federation.experiment.options.model
     if client is not None and not (federation.personal and has_average(federation, client)):
@@ -219,8 +241,8 @@ def export(
     ):
         print(path)
     if ends := corpus.training.end_frames:
-        said = f"the model is used to {ends} frames of zeros behind every utterance (end_frames)"
-        print(f"{said}: append them to the features that ESPnet decodes", file=sys.stderr)
+        note = f"the model expects {ends} frames of zeros after every utterance (end_frames)"
+        print(f"{note}: append them to the features that ESPnet decodes", file=sys.stderr)
 
 
 def _export_pretrained(federation: Federation, out: Path, adapters: bool, as_base: bool) -> None:
@@ -239,11 +261,11 @@ def _export_pretrained(federation: Federation, out: Path, adapters: bool, as_bas
     model = models.build()
     if adapters:
         state = models.tensors(model)
-        said = export_adapters(out, folder, model, state, labels, options.adaptation)
+        notes = export_adapters(out, folder, model, state, labels, options.adaptation)
     else:
-        said = export_folder(out, folder, model, models.tensors(model), labels, as_base)
+        notes = export_folder(out, folder, model, models.tensors(model), labels, as_base)
     print(out / ("adapter_model.safetensors" if adapters else "model.safetensors"))
-    for sentence in said:
+    for sentence in notes:
         print(sentence, file=sys.stderr)
 
 
@@ -257,37 +279,38 @@ def import_(
     ),
     out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
     tokenizer: Path | None = typer.Option(
-        None, metavar="FOLDER", help="Has the tokenizer.json of an OpenAI .pt file, which has none."
+        None, metavar="FOLDER", help="Folder with tokenizer.json, which an OpenAI .pt file lacks."
     ),
 ) -> None:
-    """Take over a model of ESPnet's or Whisper.
+    """Import a model of ESPnet or Whisper.
 
-    Of ESPnet, encoder and CTC, for fedtools init --start. Of Whisper, everything, as a Hugging Face
-    folder: of float32, float16 and bfloat16 exactly, of CTranslate2's int8 as near as it is.
+    ESPnet's encoder and CTC layer are imported, for fedtools init --start. Whisper is imported
+    whole, as a Hugging Face folder: exactly from float32, float16 and bfloat16, and as precisely as
+    possible from CTranslate2's int8.
 
     Reads: SOURCE; for Whisper, in SOURCE or --tokenizer, tokenizer.json and generation_config.json
     or config.json.
 
-    Writes: OUT/model.safetensors. For ESPnet model.yaml (the section model of a configuration) and
-    tokens, for Whisper config.json, generation_config.json, preprocessor_config.json,
-    tokenizer.json, tokenizer_config.json.
+    Writes: OUT/model.safetensors. For ESPnet, model.yaml (the section model of a configuration) and
+    tokens; for Whisper, config.json, generation_config.json, preprocessor_config.json,
+    tokenizer.json and tokenizer_config.json.
 
     Example in egs/commonvoice/asr1: fedtools import exp/mini/espnet/config.yaml \
         exp/mini/espnet/model.pth exp/mini/imported
     """
     if len(sources) > 2:
-        raise typer.BadParameter("one SOURCE, or two of ESPnet's", param_hint="SOURCE")
+        raise typer.BadParameter("give one SOURCE, or two for ESPnet", param_hint="SOURCE")
     if len(sources) == 2:
         if tokenizer is not None:
             problem = "is for OpenAI's .pt files, and two SOURCEs are ESPnet's"
             raise typer.BadParameter(problem, param_hint="--tokenizer")
         from fedtools.models.espnet import import_espnet
 
-        said = import_espnet(*sources, out)
+        notes = import_espnet(*sources, out)
     else:
         from fedtools.models.whisper_import import import_whisper
 
-        said = import_whisper(*sources, out, tokenizer)
-    for sentence in said:
+        notes = import_whisper(*sources, out, tokenizer)
+    for sentence in notes:
         print(sentence)
     print(out / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Commands that make features and clips of audio."""
+"""Commands that make features and clips from audio."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fedtools.files.sections import Clips, Ivectors
 
 DATA_DIR = typer.Argument(..., metavar="DATA_DIR", help="A Kaldi data directory.")
 OUT_DIR = typer.Argument(..., metavar="OUT_DIR", help="The data directory to write.")
-ARK_DIR = typer.Argument(..., metavar="ARK_DIR", help="Where the arks lie.")
+ARK_DIR = typer.Argument(..., metavar="ARK_DIR", help="The folder for archives.")
 MAX_DROP = typer.Option(
-    0.02, min=0.0, max=1.0, help="Largest share of utterances that may be unusable."
+    0.02, min=0.0, max=1.0, help="Maximum share of utterances that may be unusable."
 )
 
 
@@ -26,7 +26,7 @@ def extract_features(
     data_dir: Path = DATA_DIR,
     ark_dir: Path = ARK_DIR,
     job: int | None = typer.Option(
-        None, min=1, help="Do this share of --nj only, and do not merge."
+        None, min=1, help="Extract only this one of --nj parts, and do not merge."
     ),
     nj: int = typer.Option(1, min=1, help="Number of jobs."),
     kind: FeatureKind = typer.Option(
@@ -35,17 +35,21 @@ def extract_features(
     ),
     num_mel_bins: int = typer.Option(80, min=3, max=256, help="Number of mel filters."),
     sample_rate: int = typer.Option(
-        16_000, min=4_000, max=192_000, help="In Hz; other audio is resampled to it."
+        16_000, min=4_000, max=192_000, help="Sampling rate in Hz; other audio is resampled."
     ),
-    pretrained: Path = typer.Option(None, help="In place of --kind: what this model takes."),
-    compress: bool = typer.Option(False, "--compress", help="Kaldi's compression: not exact."),
+    pretrained: Path = typer.Option(
+        None, help="Folder of a pretrained model, whose input replaces --kind."
+    ),
+    compress: bool = typer.Option(
+        False, "--compress", help="Compress as Kaldi does, with a small loss of precision."
+    ),
     max_drop: float = MAX_DROP,
 ) -> None:
     """Extract log mel filterbanks or MFCC, as Kaldi does.
 
-    Features are as Kaldi's make_fbank.sh makes them, or the high-resolution MFCC of its recipes; or
-    those that a pretrained model of a Hugging Face folder takes.
-    Without --job: everything in this process, then merge-features.
+    The features are filterbanks as made by Kaldi's make_fbank.sh, the high-resolution MFCC of its
+    recipes, or the input of a pretrained model in a Hugging Face folder. Without --job, one process
+    extracts everything and then merges it as merge-features does.
 
     Reads: DATA_DIR/wav.scp, segments, utt2spk, utt2client, utt2speed, utt2volume; the audio; the
     config.json of --pretrained.
@@ -55,7 +59,7 @@ def extract_features(
     Example in egs/commonvoice/asr1: fedtools extract-features data/mini/valid dump/mini/valid
     """
     if job is None and nj > 1:
-        raise typer.BadParameter("wants --job too, once for each of 1 to N", param_hint="--nj")
+        raise typer.BadParameter("needs --job too, once for each of 1 to N", param_hint="--nj")
     if job is not None and job > nj:
         raise typer.BadParameter(f"{job} is above --nj {nj}", param_hint="--job")
     from fedtools.audio import features
@@ -66,7 +70,7 @@ def extract_features(
         folder = Folder.open(pretrained)
         kind, num_mel_bins = cast("FeatureKind", folder.inputs), folder.bins
     if kind in features.PRETRAINED and sample_rate != features.FeatureConfig.sample_rate:
-        raise typer.BadParameter(f"--kind {kind} is of 16000 Hz", param_hint="--sample-rate")
+        raise typer.BadParameter(f"--kind {kind} needs 16000 Hz", param_hint="--sample-rate")
     config = features.FeatureConfig(num_mel_bins, sample_rate, kind)
     done = features.extract_features(
         data_dir, ark_dir, config, job=job or 1, jobs=nj, compress=compress
@@ -83,15 +87,15 @@ def merge_features(
     nj: int = typer.Option(..., min=1, help="Number of jobs that extract-features ran."),
     max_drop: float = MAX_DROP,
 ) -> None:
-    """Join the jobs of extract-features, write feats.scp.
+    """Merge the jobs of extract-features into feats.scp.
 
-    All jobs must be whole. Unusable utterances leave every table of the data directory; over
-    --max-drop, it is an error.
+    All jobs must be complete. Unusable utterances are removed from every table of the data
+    directory; it is an error if their share exceeds --max-drop.
 
     Reads: ARK_DIR/feats.<job>.scp, utt2dur.<job>, mixed.<job>, dropped.<job>; DATA_DIR.
 
-    Writes: DATA_DIR/feats.scp, utt2num_frames, utt2dur, and the other tables where utterances leave
-    them.
+    Writes: DATA_DIR/feats.scp, utt2num_frames, utt2dur, and the tables from which utterances are
+    removed.
 
     Example in egs/commonvoice/asr1: fedtools merge-features data/mini/train dump/mini/train --nj \
         3
@@ -104,25 +108,28 @@ def merge_features(
 @command("pack-clips", "Data")
 def pack_clips(
     data_dir: Path = DATA_DIR,
-    folder: Path = typer.Argument(..., metavar="OUT", help="Receives clips.npy, clips.tsv, ..."),
-    classes: Path = typer.Option(..., metavar="TXT", help="The labels, one a line."),
+    folder: Path = typer.Argument(..., metavar="OUT", help="Gets clips.npy, clips.tsv, ..."),
+    classes: Path = typer.Option(..., metavar="TXT", help="List of labels, one per line."),
     noise: Path | None = typer.Option(
         None, metavar="SCP", help="Table of background noise: name and path."
     ),
     max_drop: float = MAX_DROP,
     clip_seconds: float = section_option(
-        Clips, "clip_seconds", help="Of every clip: longer ones are cut, shorter ones filled up."
+        Clips,
+        "clip_seconds",
+        help="Length of every clip: longer utterances are cut, shorter ones padded.",
     ),
 ) -> None:
     """Pack one-word utterances into clips of equal length.
 
-    In one file, client by client. A client is a speaker where DATA_DIR has no utt2client.
+    All clips are in one file, client by client. If DATA_DIR has no utt2client, each speaker is a
+    client.
 
     Reads: DATA_DIR/wav.scp, segments, text, utt2spk, utt2client; the audio; the files of --classes
     and --noise.
 
     Writes: OUT/clips.npy, clips.tsv, labels.npy, classes.txt, clients.tsv, noise.npy; clip_samples
-    where clips are not of one second.
+    if clips are not one second long.
 
     Example in egs/speechcommands/kws1: fedtools pack-clips data/mini/keywords/test \
         dump/mini/keywords/test --classes data/mini/keywords/classes.txt --noise \
@@ -146,10 +153,14 @@ def pack_clips(
 def train_ivectors(
     data_dir: Path = DATA_DIR,
     out: Path = typer.Argument(..., metavar="OUT", help="Gets ivectors.safetensors."),
-    gaussians: int = section_option(Ivectors, "gaussians", help="Of the background model."),
-    dimension: int = section_option(Ivectors, "dimension", help="Of i-vectors."),
-    hours: float = section_option(Ivectors, "hours", help="Of speech, at most; drawn at random."),
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    gaussians: int = section_option(
+        Ivectors, "gaussians", help="Number of Gaussians of the background model."
+    ),
+    dimension: int = section_option(Ivectors, "dimension", help="Dimension of the i-vectors."),
+    hours: float = section_option(
+        Ivectors, "hours", help="Maximum hours of training speech, drawn at random."
+    ),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
 ) -> None:
     """Train a background model and an i-vector extractor.
 
@@ -164,27 +175,33 @@ def train_ivectors(
     from fedtools.audio.ivectors import train_ivectors as train
 
     ubm, found = train(data_dir, out, Sizes(gaussians, dimension, hours, seed))
-    said = f"log-likelihood of a frame {ubm:.2f}, with i-vectors {found:.2f}"
-    print(f"{out / FILE}: {gaussians} Gaussians, {dimension} dimensions, {said}")
+    fit = f"log-likelihood of a frame {ubm:.2f}, with i-vectors {found:.2f}"
+    print(f"{out / FILE}: {gaussians} Gaussians, {dimension} dimensions, {fit}")
 
 
 @command("append-ivectors", "Data")
 def append_ivectors(
     data_dir: Path = DATA_DIR,
-    extractor: Path = typer.Argument(..., metavar="DIR", help="What train-ivectors has written."),
+    extractor: Path = typer.Argument(
+        ..., metavar="DIR", help="The folder made by fedtools train-ivectors."
+    ),
     out_dir: Path = OUT_DIR,
     ark_dir: Path = ARK_DIR,
     per: Literal["utterance", "recording", "speaker"] = typer.Option(
-        "utterance", help="Whose statistics are carried over from one utterance to the next."
+        "utterance", help="Unit within which statistics are carried over between utterances."
     ),
-    offline: bool = typer.Option(False, "--offline", help="One of all frames of --per."),
-    every: int = typer.Option(10, min=1, help="Frames from one to the next within an utterance."),
+    offline: bool = typer.Option(
+        False, "--offline", help="Estimate one i-vector from all frames of each --per unit."
+    ),
+    every: int = typer.Option(
+        10, min=1, help="Number of frames between i-vectors within an utterance."
+    ),
 ) -> None:
     """Append an i-vector to each frame of features.
 
-    Kaldi's TDNN recipes do so. An i-vector is of all frames until then: of the utterance, or also
-    of those before it of the same speaker, in all or in one recording, as Kaldi carries them over;
-    never of another client's.
+    This is the input of Kaldi's TDNN recipes. Each i-vector is estimated from all frames so far: of
+    the utterance, or also of the speaker's earlier utterances, in all recordings or in the same
+    one, as Kaldi carries statistics over; never of another client's utterances.
 
     Reads: DATA_DIR with feats.scp, segments, utt2client; DIR/ivectors.safetensors.
 

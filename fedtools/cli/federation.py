@@ -10,39 +10,45 @@ import typer
 from fedtools.cli.app import command
 
 EXPERIMENT = typer.Argument(..., metavar="EXP", help="The experiment's folder.")
-ROUND = typer.Option(None, "--round", min=1, help="The round; the next incomplete one by default.")
-NGPU = typer.Option(0, min=0, max=1, help="1: compute on a GPU.")
+ROUND = typer.Option(None, "--round", min=1, help="The round; default: the next incomplete one.")
+NGPU = typer.Option(0, min=0, max=1, help="Number of GPUs; 1: compute on a GPU.")
 
 
 @command("init", "Federation")
 def init(
     experiment: Path = EXPERIMENT,
     config: Path = typer.Option(..., help="YAML with the sections model and training."),
-    section: list[str] = typer.Option([], help="A section of the YAML laid over its top level."),
-    method: str = typer.Option(..., help="One of those that fedtools methods lists."),
+    section: list[str] = typer.Option(
+        [], help="A section of the YAML file to merge into its top level."
+    ),
+    method: str = typer.Option(..., help="A method, as listed by fedtools methods."),
     data: list[str] = typer.Option(
-        ..., metavar="SPLIT=FOLDER", help="Data directory of train (names the clients), valid, ..."
+        ...,
+        metavar="SPLIT=FOLDER",
+        help="Data directory of train (which defines the clients), valid, ...",
     ),
     asset: list[str] = typer.Option(
-        [], metavar="NAME=FOLDER", help="tokens: made by fedtools train-tokens; task asr."
+        [],
+        metavar="NAME=FOLDER",
+        help="A folder that the task needs: for asr, tokens made by fedtools train-tokens.",
     ),
-    start: Path = typer.Option(None, help="A model.safetensors to begin with."),
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
-    set_: list[str] = typer.Option([], "--set", help="Change an option: training.grad_clip=1."),
+    start: Path = typer.Option(None, help="A model.safetensors to start from."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
+    set_: list[str] = typer.Option([], "--set", help="Override an option: training.grad_clip=1."),
 ) -> None:
-    """Begin an experiment: its options and its first state.
+    """Create an experiment: its options and initial state.
 
-    What it begins with is frozen: the same command with other options is an error that names the
-    first difference.
+    The configuration is frozen: the same command with other options fails and names the first
+    difference.
 
-    A model with the option adapt is that of --start, or of its folder with network hf, of which a
-    part is trained; how much is printed.
+    With the option adapt, only a part of the base model is trained, and the size of that part is
+    printed. The base is the model of --start or, with network hf, a Hugging Face folder.
 
-    Reads: the YAML of --config; the folders of --data (who the clients are, and what tells these
-    data from others of the same name) and of --asset; the model of --start.
+    Reads: the YAML of --config; the folders of --data (the list of clients, and a fingerprint of
+    the data) and of --asset; the model of --start.
 
     Writes: EXP/config.yaml, data.yaml, software.yaml, clients.txt, sha256sums, init.safetensors,
-    round_0001/global.safetensors; base.safetensors of a model that is adapted.
+    round_0001/global.safetensors; base.safetensors if a model is adapted.
 
     Example in egs/speechcommands/kws1: fedtools init exp/mini/keywords/dscnn/fedavg/seed1 \
         --config conf/mini.yaml --section networks.dscnn --section methods.fedavg --method fedavg \
@@ -66,10 +72,12 @@ def init(
 
 @command("methods", "Federation")
 def methods(
-    names: list[str] = typer.Argument(None, metavar="[NAME]...", help="These; by default all."),
-    task: str = typer.Option(None, help="What they must be able to do: asr, kws, lm, rescore."),
+    names: list[str] = typer.Argument(
+        None, metavar="[NAME]...", help="Methods to list; default: all."
+    ),
+    task: str = typer.Option(None, help="List only methods for this task: asr, kws, lm, rescore."),
 ) -> None:
-    """List methods, their names in tables, and their tasks.
+    """List methods, their titles in tables, and their tasks.
 
     An unknown NAME is an error.
 
@@ -104,9 +112,9 @@ def methods(
 def sample(
     experiment: Path = EXPERIMENT,
     round_: int = ROUND,
-    nj: int = typer.Option(1, min=1, help="Cut the clients into so many jobs."),
+    nj: int = typer.Option(1, min=1, help="Number of jobs that share the clients."),
 ) -> None:
-    """Choose a round's clients: a function of seed and round.
+    """Sample a round's clients, by seed and round number.
 
     Reads: EXP/config.yaml and clients.txt.
 
@@ -133,10 +141,10 @@ def sample(
 def train_local(
     experiment: Path = EXPERIMENT,
     round_: int = ROUND,
-    job: int = typer.Option(1, min=1, help="Which of the jobs that fedtools sample made."),
+    job: int = typer.Option(1, min=1, help="Number of the job, from 1 to --nj of fedtools sample."),
     ngpu: int = NGPU,
 ) -> None:
-    """Train the clients of one job; write what they send.
+    """Train the clients of one job and write their messages.
 
     Reads: EXP/round_<number>/clients, jobs and global.safetensors; EXP/clients/<client>/; the
     training data of these clients.
@@ -154,9 +162,9 @@ def train_local(
 
 @command("aggregate", "Federation")
 def aggregate(experiment: Path = EXPERIMENT, round_: int = ROUND, ngpu: int = NGPU) -> None:
-    """Check a round's updates, make the next global state.
+    """Validate and aggregate a round's updates.
 
-    This closes the round.
+    This writes the next global state and closes the round.
 
     Reads: EXP/round_<number>/clients, update.<job>.* and features.<client>.*.
 
@@ -178,15 +186,15 @@ def reset(
     experiment: Path = EXPERIMENT,
     round_: int = typer.Option(..., "--round", min=1, help="The first round to be done again."),
 ) -> None:
-    """Remove a round and all later ones, to do them again.
+    """Remove a round and all later ones, to run them again.
 
-    What clients keep of these rounds is removed too, and averaged models, which they may be part
-    of.
+    The private states that clients kept in these rounds are removed too, and so are averaged
+    models, which these rounds may be part of.
 
     Reads: EXP/config.yaml and EXP/round_<number>/.
 
-    Writes: EXP/evaluate_<split>.tsv and EXP/tensorboard/ without these rounds; removes what they
-    made in EXP/round_<number>/, EXP/clients/ and EXP/server/, and model.safetensors.
+    Writes: EXP/evaluate_<split>.tsv and EXP/tensorboard/ without these rounds; removes their files
+    in EXP/round_<number>/, EXP/clients/ and EXP/server/, and model.safetensors.
 
     Example in egs/commonvoice/asr1: fedtools reset exp/mini/fedavg/seed0 --round 7
     """
@@ -198,17 +206,18 @@ def reset(
 @command("rounds", "Federation")
 def rounds(
     experiment: Path = EXPERIMENT,
-    to: int = typer.Option(None, min=1, help="The last round; by default as configured."),
-    nj: int = typer.Option(1, min=1, help="Processes that train clients at the same time."),
+    to: int = typer.Option(None, min=1, help="The last round to run; default: as configured."),
+    nj: int = typer.Option(1, min=1, help="Number of processes that train clients in parallel."),
     evaluate: str = typer.Option(
-        None, metavar="SPLIT", help="Measure models on valid or test data."
+        None, metavar="SPLIT", help="Evaluate models on this split as well: valid or test."
     ),
     ngpu: int = NGPU,
 ) -> None:
-    """Run all rounds, or those up to one; a killed run goes on.
+    """Run all rounds; the same command resumes a killed run.
 
-    Under srun, mpirun or torchrun, or in processes that have RANK and WORLD_SIZE, all ranks run one
-    federation together, on any number of machines that share the folder; --nj does not count then.
+    Under srun, mpirun or torchrun, or in processes with RANK and WORLD_SIZE in their environment,
+    all ranks run one federation together, on any number of machines that share the folder; --nj is
+    ignored then.
 
     Reads: EXP, and the data that it was begun with.
 
@@ -233,14 +242,14 @@ def rounds(
 @command("evaluate", "Federation")
 def evaluate(
     experiment: Path = EXPERIMENT,
-    split: str = typer.Option("valid", help="Which data of the experiment: valid, test."),
-    every: int = typer.Option(None, min=1, help="Every so many rounds only."),
+    split: str = typer.Option("valid", help="Split of the experiment's data: valid, test."),
+    every: int = typer.Option(None, min=1, help="Evaluate only every N-th round."),
     ngpu: int = NGPU,
 ) -> None:
-    """Measure the models of every round: loss, WER or accuracy.
+    """Evaluate the models of every round: loss, WER or accuracy.
 
-    Of every client's model; WER is of a greedy search. Where the language is written without
-    spaces, characters count as words, and WER is CER.
+    Each client's model is measured on that client's data; WER is that of a greedy search. In a
+    language written without spaces, characters are counted as words, so that WER is CER.
 
     Reads: EXP/round_<number>/global.safetensors, EXP/clients/<client>/, the data of the split.
 
@@ -267,20 +276,24 @@ def evaluate(
 @command("average", "Federation")
 def average(
     experiment: Path = EXPERIMENT,
-    best: int = typer.Option(None, min=1, help="How many rounds; by default as configured."),
-    by: str = typer.Option("loss", help="Choose by loss or rate (WER, accuracy) on valid data."),
-    shared: bool = typer.Option(False, help="What newcomers get alone, and no client's own."),
+    best: int = typer.Option(None, min=1, help="Number of rounds; default: as configured."),
+    by: str = typer.Option(
+        "loss", help="Choose rounds by loss or rate (WER, accuracy) on valid data."
+    ),
+    shared: bool = typer.Option(
+        False, help="Write only the model for newcomers, no client's personal model."
+    ),
     ngpu: int = NGPU,
 ) -> None:
     """Average the models of the best rounds on valid data.
 
-    Of DecoupleFL, rounds of its last stage.
+    With DecoupleFL, only rounds of its last stage are considered.
 
     Reads: EXP/evaluate_valid.tsv, which is completed first; EXP/round_<number>/global.safetensors;
     EXP/clients/<client>/.
 
     Writes: EXP/model.safetensors; EXP/clients/<client>/model.safetensors where clients have
-    personal models; EXP/averaged.tsv, which rounds these are means of.
+    personal models; EXP/averaged.tsv, the rounds that were averaged.
 
     Example in egs/commonvoice/asr1: fedtools average exp/mini/fedavg/seed0 --best 3
     """
@@ -295,13 +308,14 @@ def average(
 @command("adapt", "Federation")
 def adapt(
     experiment: Path = EXPERIMENT,
-    data: Path = typer.Argument(..., metavar="DATA_DIR", help="What newcomers have."),
-    out: Path = typer.Argument(..., metavar="OUT_EXP", help="The experiment to make."),
-    epochs: int = typer.Option(..., min=1, help="How long each adapts, a round for each."),
+    data: Path = typer.Argument(..., metavar="DATA_DIR", help="Data directory of the newcomers."),
+    out: Path = typer.Argument(..., metavar="OUT_EXP", help="The experiment to create."),
+    epochs: int = typer.Option(..., min=1, help="Epochs of adaptation, one round each."),
 ) -> None:
-    """Begin an experiment in which newcomers adapt a model.
+    """Create an experiment in which newcomers adapt a model.
 
-    Each adapts the model of a trained experiment on its own data; fedtools rounds does it.
+    Each newcomer adapts the model of a trained experiment on its own data; fedtools rounds runs the
+    adaptation.
 
     Reads: EXP/config.yaml and model.safetensors; DATA_DIR with feats.scp, text and utt2client.
 
@@ -327,7 +341,7 @@ def _pairs(texts: list[str], option: str, form: str) -> dict[str, str]:
 
 
 def device_of(ngpu: int, local: int | None = None) -> str:
-    """torch's name of the device; a `UserError` if there is no GPU where one is asked for."""
+    """Return torch's name of the device; raise a `UserError` if the requested GPU is missing."""
     if not ngpu:
         return "cpu"
     import torch

@@ -1,4 +1,4 @@
-"""Commands of second-pass rescoring that need no neural network: streams, sweeps, FMP's result."""
+"""Commands of second-pass rescoring without a neural network: streams, sweeps, FMP's results."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from fedtools.cli.app import command
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 
 STREAM = typer.Argument(..., metavar="STREAM", help="A folder made by fedtools rescore-stream.")
-SET = typer.Option([], "--set", metavar="OPTION=VALUE", help="Of FMP, of its privacy, or rounds.")
-VARY = typer.Option([], "--vary", metavar="OPTION=A,B,...", help="May come several times.")
-CONFIG = typer.Option(None, help="YAML with lists of values by option, ...")
-SECTION = typer.Option(None, help="... in this section, such as tuning.scale.")
-DRAWS = typer.Option(1, min=1, help="Of the noise of differential privacy.")
+SET = typer.Option(
+    [], "--set", metavar="OPTION=VALUE", help="Set an option of FMP or of its privacy, or rounds."
+)
+VARY = typer.Option(
+    [], "--vary", metavar="OPTION=A,B,...", help="Values to try; may be given several times."
+)
+CONFIG = typer.Option(None, help="YAML file with lists of values by option, in --section.")
+SECTION = typer.Option(None, help="Section of the YAML file, such as tuning.scale.")
+DRAWS = typer.Option(1, min=1, help="Number of draws of the noise of differential privacy.")
 
 
 def _kinds() -> dict[str, Any]:
-    """Name -> type, of all options that a sweep can set."""
+    """Return name -> type for all options that a sweep can set."""
     from typing import get_type_hints
 
     from fedtools.federation.sweep import GROUPS, ROUNDS, SPAN
@@ -37,7 +41,7 @@ def _kinds() -> dict[str, Any]:
 
 
 def _values(texts: Sequence[str], several: bool) -> dict[str, Any]:
-    """OPTION=VALUE or OPTION=A,B,... as YAML has them; a usage error for an unknown option."""
+    """Parse OPTION=VALUE or OPTION=A,B,... as YAML; raise a usage error for an unknown option."""
     from fedtools.files.config import checked, override
 
     known, found = _kinds(), {}
@@ -57,7 +61,7 @@ def _values(texts: Sequence[str], several: bool) -> dict[str, Any]:
 
 
 def _grid(texts: Sequence[str], config: Path | None, section: str | None) -> dict[str, Any]:
-    """The values of each option that is varied: of a section of a YAML file, and of --vary."""
+    """Return the values of each option to vary, from a section of a YAML file and from --vary."""
     from fedtools.files.config import checked, lookup, option_error, unknown
     from fedtools.files.errors import UserError
 
@@ -84,11 +88,11 @@ def _grid(texts: Sequence[str], config: Path | None, section: str | None) -> dic
 def rescore_stream(
     data: Path = typer.Argument(..., metavar="DATA_DIR", help="utt2client, text, segments."),
     rescored: Path = typer.Argument(..., metavar="RESCORED", help="Made by fedtools rescore."),
-    out: Path = typer.Argument(..., metavar="STREAM", help="Gets the tables of both."),
+    out: Path = typer.Argument(..., metavar="STREAM", help="The folder to write."),
 ) -> None:
-    """Join rescored lists with who said them, and when.
+    """Add clients and times to rescored N-best lists.
 
-    FMP wants both in one folder.
+    FMP needs both in one folder.
 
     Reads: DATA_DIR/utt2client, text, utt2spk, and segments or utt2start; RESCORED.
 
@@ -107,23 +111,30 @@ def rescore_stream(
 def rescore_words(
     stream: Path = STREAM,
     lists: Path = typer.Option(
-        None, "--list", metavar="TSV", help="client, phrase; by default what was said first."
+        None,
+        "--list",
+        metavar="TSV",
+        help="Columns client, phrase; default: words of each client's first utterances.",
     ),
-    rounds: int = typer.Option(10, min=1, help="T: what was said in the first of T + 1 groups."),
-    most: int = typer.Option(20, min=0, help="Words that the background text has no more often."),
+    rounds: int = typer.Option(
+        10, min=1, help="T: lists are made from the first of T + 1 groups of utterances."
+    ),
+    most: int = typer.Option(
+        20, min=0, help="List words that occur at most this often in the background text."
+    ),
     corrected: bool = typer.Option(
-        False, help="What was said as the client has corrected it, the stream's text."
+        False, help="Take words from the client's corrected transcripts, the stream's text."
     ),
 ) -> None:
-    """Give clients lists of their own words, to be favoured.
+    """Give clients lists of their own words to favour.
 
-    Nobody is sent them. What lists are made of gets no bonus; of lists that are given, everything
-    does. The second pass favours whole phrases, the first pass (`fedtools decode`) each of their
-    words.
+    The lists are never sent. Utterances that a list is made from get no bonus; with --list, all
+    utterances do. The second pass favours whole phrases, the first pass (`fedtools decode`) each of
+    their words.
 
     Reads: STREAM, or the TSV of --list.
 
-    Writes: STREAM/phrases.tsv; phrases_of, the utterances that lists are made of.
+    Writes: STREAM/phrases.tsv; phrases_of, the utterances that lists are made from.
 
     Example in egs/ami/rescore1: fedtools rescore-words exp/mini/nnlm/seed0/stream_eval --rounds 3 \
         --corrected
@@ -132,7 +143,7 @@ def rescore_words(
     from fedtools.lm.stream import PHRASES, list_words, put_words
 
     if lists and corrected:
-        raise typer.BadParameter("goes without --corrected", param_hint="--list")
+        raise typer.BadParameter("cannot be combined with --corrected", param_hint="--list")
     if lists:
         put_words(stream, read_phrases(lists))
     else:
@@ -142,17 +153,19 @@ def rescore_words(
 @command("rescore-sweep", "Rescoring")
 def rescore_sweep(
     stream: Path = STREAM,
-    out: Path = typer.Argument(..., metavar="TSV", help="A row for each combination."),
+    out: Path = typer.Argument(
+        ..., metavar="TSV", help="The table to write, a row per combination."
+    ),
     vary: list[str] = VARY,
     config: Path = CONFIG,
     section: str = SECTION,
     fixed: list[str] = SET,
-    seed: int = typer.Option(0, min=0, help="Of intervals, and of noise."),
+    seed: int = typer.Option(0, min=0, help="Random seed of intervals and noise."),
     draws: int = DRAWS,
 ) -> None:
     """Measure FMP's word error rate for many settings.
 
-    It needs no neural network: scores are stored. Where there is noise, a row is one draw of it.
+    No neural network is run: the scores are stored. With noise, each row is for one draw of it.
 
     Reads: STREAM; a section of the YAML of --config, with lists of values.
 
@@ -173,24 +186,32 @@ def rescore_sweep(
 @command("rescore-rows", "Rescoring")
 def rescore_rows(
     stream: Path = STREAM,
-    data: Path = typer.Argument(..., metavar="DATA_DIR", help="utt2person, utt2meeting."),
+    data: Path = typer.Argument(
+        ..., metavar="DATA_DIR", help="Data directory with utt2person and utt2meeting."
+    ),
     out: Path = typer.Argument(..., metavar="TSV", help="Words and errors of each row and person."),
-    config: Path = typer.Option(..., help="YAML with rows: name, and options, ..."),
-    section: str = typer.Option("sweeps.rows", help="... in this section."),
+    config: Path = typer.Option(..., help="YAML file with the options of each row, in --section."),
+    section: str = typer.Option("sweeps.rows", help="Section of the YAML file."),
     fixed: list[str] = SET,
     static: list[Path] = typer.Option(
-        [], help="Kaldi text whose words rows of everybody: static have; may be given again."
+        [],
+        help="Kaldi text for the unigram of rows with everybody: static; may be given several "
+        "times.",
     ),
-    static_plain: list[Path] = typer.Option([], help="The same of text without utterance ids."),
+    static_plain: list[Path] = typer.Option(
+        [], help="The same as --static, for text without utterance ids."
+    ),
     without: Path = typer.Option(
-        None, help="Words, one a line, such as fillers: score without them, too."
+        None, help="List of words, one per line, such as fillers: also score without them."
     ),
-    seed: int = typer.Option(0, min=0, help="Of noise, and of who stands in for whom."),
+    seed: int = typer.Option(
+        0, min=0, help="Random seed of noise, and of the choice of other clients."
+    ),
 ) -> None:
-    """Measure FMP beside controls, by person.
+    """Measure FMP and its controls, by person.
 
-    Rows are settings of FMP, or have counts of another kind (adapted, posterior, reference), of
-    another client, or a fixed unigram.
+    A row is a setting of FMP, or a control: counts of another kind (adapted, posterior, reference),
+    counts of another client, or a fixed unigram.
 
     Reads: STREAM; DATA_DIR/utt2person and utt2meeting; a section of the YAML of --config; the texts
     of --static and --static-plain; the list of --without.
@@ -225,19 +246,21 @@ def rescore_rows(
 @command("rescore-tune", "Rescoring")
 def rescore_tune(
     stream: Path = STREAM,
-    out: Path = typer.Argument(..., metavar="YAML", help="Gets the best values."),
+    out: Path = typer.Argument(
+        ..., metavar="YAML", help="The file to write, with the best values."
+    ),
     vary: list[str] = VARY,
     config: Path = CONFIG,
     section: str = SECTION,
     fixed: list[str] = SET,
     over: list[str] = typer.Option(
-        [], metavar="OPTION=A,B,...", help="Of the mean of errors over these, in place of one."
+        [], metavar="OPTION=A,B,...", help="Average errors over these values instead of fixing one."
     ),
     draws: int = DRAWS,
 ) -> None:
-    """Choose FMP's values with the fewest word errors.
+    """Choose the values of FMP with the fewest word errors.
 
-    STREAM is of validation data.
+    STREAM should be of validation data.
 
     Reads: STREAM; a section of the YAML of --config, with lists of values.
 
@@ -256,10 +279,10 @@ def rescore_tune(
     chosen = ", ".join(f"{name} {value}" for name, value in shown.items())
     print(f"{out}: {chosen}, WER {wer:.2f} % on {stream}")
     for name, values in varied.items():
-        # There is no use in less than nothing.
+        # A best value of 0 at the lower edge needs no warning: lower values are useless.
         edges = {values[-1], *([values[0]] if values[0] else [])}
         if len(values) > 2 and _is_number(best[name]) and best[name] in edges:
-            text = f"warning: {out}: {name} {shown[name]} is at an edge of what was tried"
+            text = f"warning: {out}: {name} {shown[name]} is at an edge of the values tried"
             print(text, file=sys.stderr)
 
 
@@ -271,17 +294,17 @@ def _is_number(value: Any) -> bool:
 def rescore_best(
     experiment: Path = EXPERIMENT,
     out: Path = typer.Argument(
-        ..., metavar="OUT", help="Gets text; of FMP also marginals.ark and .scp."
+        ..., metavar="OUT", help="Gets text; for FMP also marginals.ark and .scp."
     ),
     ngpu: int = NGPU,
 ) -> None:
     """Write the best hypotheses of all clients' utterances.
 
-    Clients rescore by FMP or by fine-tuned models; the text is for fedtools score.
+    Clients rescore with FMP or with fine-tuned models; fedtools score takes the text.
 
-    Reads: EXP, and the STREAM that it was begun with.
+    Reads: EXP, and the STREAM that it was created with.
 
-    Writes: OUT/text; of FMP also marginals.ark and .scp.
+    Writes: OUT/text; for FMP also marginals.ark and .scp.
 
     Example in egs/ami/rescore1: fedtools rescore-best exp/mini/fmp10/seed0 \
         exp/mini/fmp10/seed0/best
@@ -305,11 +328,11 @@ def rescore_best(
 def privacy(
     experiments: list[Path] = typer.Argument(..., metavar="EXP...", help="Experiments' folders."),
 ) -> None:
-    """Sum up what FMP's releases cost in epsilon.
+    """Sum up the epsilon that FMP's releases have spent.
 
-    The costs are of a word, an utterance and a user. Of several experiments, such as seeds on the
-    same data, it adds up what each utterance and each user pays. The numbers depend on the clients'
-    data: they are for who runs the experiment.
+    The table has the epsilon of a word, an utterance and a user. For several experiments, such as
+    seeds on the same data, the epsilons of each utterance and each user are added up. The figures
+    depend on the clients' data, and so are only for those who run the experiment.
 
     Reads: EXP/config.yaml and the record of EXP's releases.
 

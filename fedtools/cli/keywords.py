@@ -1,4 +1,4 @@
-"""Commands about keyword spotting: clip-scores, detection, false-alarms."""
+"""Commands for keyword spotting: clip-scores, detection, false-alarms."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from fedtools.cli.federation import NGPU, open_experiment
 
 @command("clip-scores", "Decoding and scoring")
 def clip_scores(
-    experiments: list[Path] = typer.Argument(metavar="EXP...", help="Of keyword spotting."),
-    split: str = typer.Option("test", help="Which data of the experiment: valid, test."),
+    experiments: list[Path] = typer.Argument(
+        metavar="EXP...", help="Experiments of keyword spotting."
+    ),
+    split: str = typer.Option("test", help="Split of the experiment's data: valid, test."),
     ngpu: int = NGPU,
 ) -> None:
-    """Keep scores of clips, and count errors by speaker.
+    """Write scores of clips, and count errors by speaker.
 
-    Of the models of the last five evaluations, whose mean accuracy is the result. A vector is the
-    logits of all classes; a clip of silence is a speaker of its own.
+    The models are those of the last five evaluations, whose mean accuracy is the experiment's
+    result. A score is the vector of the logits of all classes; each clip of silence counts as a
+    speaker of its own.
 
     Reads: EXP/round_<number>/global.safetensors and EXP/clients/<client>/; the clips of the split.
 
-    Writes: EXP/scores_<split>/round_<number>.ark and .scp; EXP/speakers_<split>.tsv, which
-    differences between methods are made of.
+    Writes: EXP/scores_<split>/round_<number>.ark and .scp; EXP/speakers_<split>.tsv, from which
+    differences between methods are computed.
 
     Example in egs/speechcommands/kws1: fedtools clip-scores exp/mini/keywords/dscnn/fedavg/seed0
     """
@@ -37,17 +40,20 @@ def clip_scores(
 
 @command("detection", "Decoding and scoring")
 def detection(
-    experiments: list[Path] = typer.Argument(metavar="EXP...", help="Of keyword spotting."),
-    split: str = typer.Option("test", help="Which data of the experiment: valid, test."),
+    experiments: list[Path] = typer.Argument(
+        metavar="EXP...", help="Experiments of keyword spotting."
+    ),
+    split: str = typer.Option("test", help="Split of the experiment's data: valid, test."),
     ngpu: int = NGPU,
 ) -> None:
     """Measure false accepts and false rejects of keywords.
 
-    After the last round, in %. The classes _silence_ and _unknown_ are negative, all others
-    positive. FA: clips of a negative class taken for a positive one. FR: clips of a positive class
-    taken for a negative one. Both in % of all clips; beside them FA in % of the negative clips and
-    FR in % of the positive ones. There is no threshold. A table of their own has the rates at all
-    thresholds of the log odds of the most probable keyword, as shares of the clips concerned.
+    The model of the last round is measured. The classes _silence_ and _unknown_ are negative, all
+    others positive. FA: clips of a negative class that are classified as a positive one. FR: clips
+    of a positive class that are classified as a negative one. Both are in % of all clips; further
+    columns have FA in % of the negative clips and FR in % of the positive ones. No threshold is
+    involved. A separate table has the rates at all thresholds on the log odds of the most probable
+    keyword, as shares of the negative and of the positive clips.
 
     Reads: EXP's last model, and the clips of the split.
 
@@ -67,26 +73,31 @@ def detection(
 
 @command("false-alarms", "Decoding and scoring")
 def false_alarms(
-    experiments: list[Path] = typer.Argument(metavar="EXP...", help="Of the same keywords."),
-    data: str = typer.Option(
-        ..., metavar="NAME=DATA_DIR", help="Speech and its transcripts, and its name in files."
+    experiments: list[Path] = typer.Argument(
+        metavar="EXP...", help="Experiments with the same keywords."
     ),
-    split: str = typer.Option("test", help="Clips that false rejects are counted of."),
-    hop: float = typer.Option(0.1, min=0.01, max=60, help="Seconds from a window to the next."),
-    leave_out: str = typer.Option("", help="Words that sound like keywords: know,write."),
+    data: str = typer.Option(
+        ..., metavar="NAME=DATA_DIR", help="Speech with transcripts, and its name in file names."
+    ),
+    split: str = typer.Option("test", help="Split whose clips give the false rejects."),
+    hop: float = typer.Option(0.1, min=0.01, max=60, help="Seconds from one window to the next."),
+    leave_out: str = typer.Option(
+        "", help="Words that sound like keywords, to be left out: know,write."
+    ),
     ngpu: int = NGPU,
 ) -> None:
-    """Count false accepts an hour in running speech.
+    """Count false accepts per hour in running speech.
 
-    A window as long as a clip slides over utterances whose transcripts have no keyword, and no word
-    of --leave-out. The score is the log odds of the most probable keyword; within the length of a
-    clip at most one word is accepted. False rejects are clips of keywords below the threshold that
-    gives so many false accepts an hour; with fewer than one in all of the speech, it gives none.
+    A window as long as a clip slides over the utterances whose transcripts have no keyword and no
+    word of --leave-out. The score is the log odds of the most probable keyword; at most one word is
+    accepted within the length of a clip. False rejects are the clips of keywords that score below
+    the threshold for a given number of false accepts per hour; if that number means less than one
+    false accept in all of the speech, the threshold allows none.
 
     Reads: EXP's last model, and the clips of the split; DATA_DIR/wav.scp, segments and text.
 
-    Writes: EXP/false_alarms_<name>.tsv; EXP/curve_<name>.tsv, false rejects (%) by false accepts an
-    hour; EXP/alarms_<name>.tsv, what was taken for a word, where, and its score.
+    Writes: EXP/false_alarms_<name>.tsv; EXP/curve_<name>.tsv, false rejects (%) by false accepts
+    per hour; EXP/alarms_<name>.tsv, the place, word and score of each false accept.
 
     Example in egs/speechcommands/kws1: fedtools false-alarms \
         exp/mini/keywords/dscnn/fedavg/seed0 --data an4=/corpora/an4/test --leave-out know,write

@@ -1,4 +1,4 @@
-"""Commands that make tokens and n-gram language models."""
+"""Commands that train tokens and n-gram language models."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ Unit = Literal["word", "token"]
 
 @command("train-tokens", "Language models")
 def train_tokens(
-    paths: list[Path] = typer.Argument(metavar="TEXT... OUT", help="Kaldi text files; the folder."),
+    paths: list[Path] = typer.Argument(
+        metavar="TEXT... OUT", help="Kaldi text files; the folder to write."
+    ),
     token_type: TokenType = section_option(
         Tokens, "token_type", help="SentencePiece BPE, or characters."
     ),
     vocab_size: int = section_option(
-        Tokens, "vocab_size", help="Lines of tokens.txt; for char at most, all by default."
+        Tokens, "vocab_size", help="Lines of tokens.txt; for char, the maximum, default: no limit."
     ),
 ) -> None:
-    """Make a token list or a SentencePiece model from text.
+    """Train a token list or a SentencePiece model on text.
 
     Reads: TEXT.
 
@@ -46,18 +48,24 @@ def train_tokens(
 @command("train-lm", "Language models")
 def train_lm(
     paths: list[Path] = typer.Argument(
-        metavar="[TEXT]... OUT", help="Kaldi text files; the folder."
+        metavar="[TEXT]... OUT", help="Kaldi text files; the folder to write."
     ),
-    plain: list[Path] = typer.Option([], help="Text without utterance ids; may be given again."),
-    order: int = section_option(Ngram, "order", help="Longest n-gram."),
-    unit: Unit = typer.Option("word", help="N-grams of words, or of tokens."),
-    tokens: Path = typer.Option(None, help="Folder of train-tokens, for --unit token."),
+    plain: list[Path] = typer.Option(
+        [], help="Text without utterance ids; may be given several times."
+    ),
+    order: int = section_option(Ngram, "order", help="Order of the model, its longest n-gram."),
+    unit: Unit = typer.Option("word", help="Unit of the n-grams."),
+    tokens: Path = typer.Option(
+        None, help="Folder made by fedtools train-tokens, for --unit token."
+    ),
     valid: list[Path] = typer.Option(
-        [], help="Kaldi text to report the perplexity of; may be repeated."
+        [], help="Kaldi text to report the perplexity of; may be given several times."
     ),
-    memory: str = typer.Option("500M", help="lmplz's limit for sorting."),
+    memory: str = typer.Option("500M", help="Memory that lmplz may use for sorting."),
 ) -> None:
-    """Estimate an n-gram by KenLM's lmplz, with perplexities.
+    """Estimate an n-gram model with KenLM's lmplz.
+
+    The perplexity of each text of --valid is printed.
 
     Reads: TEXT, and the files of --plain and --valid; the folder of --tokens.
 
@@ -95,17 +103,19 @@ def train_lm(
 
 @command("train-denominator", "Language models")
 def train_denominator(
-    text: Path = typer.Argument(..., help="Kaldi text of training data."),
-    tokens: Path = typer.Argument(..., help="Folder of train-tokens."),
+    text: Path = typer.Argument(..., help="Kaldi text of the training data."),
+    tokens: Path = typer.Argument(..., help="Folder made by fedtools train-tokens."),
     out: Path = typer.Argument(..., help="Gets denominator.safetensors."),
     order: int = section_option(Denominator, "order", help="Longest n-gram of tokens."),
     max_histories: int = section_option(
-        Denominator, "max_histories", help="Of two tokens and more, so many histories are kept."
+        Denominator,
+        "max_histories",
+        help="Maximum number of histories of two or more tokens that are kept.",
     ),
 ) -> None:
     """Make the denominator graph of LF-MMI from transcripts.
 
-    It is an n-gram of tokens, for model.criterion lfmmi.
+    The graph is an n-gram of tokens; models with model.criterion lfmmi are trained with it.
 
     Reads: TEXT; TOKENS/tokens.txt, token_type and bpe.model.
 

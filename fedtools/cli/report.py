@@ -1,4 +1,4 @@
-"""Commands that measure, and that show what was measured: score, compare, report, show."""
+"""Commands that score hypotheses and report results: score, compare, report, show."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from fedtools.files.sections import Bootstrap
 if TYPE_CHECKING:
     from fedtools.report.page import Row
 
-DATA_DIR = typer.Argument(help="Data directory: text, utt2spk, utt2client if any.")
-RESAMPLES = section_option(Bootstrap, "resamples", help="Draws of the bootstrap.")
-SEED = typer.Option(0, help="Seed of the bootstrap.")
-TEXT_RULE = typer.Option("none", help="spoken: of case, punctuation and numbers nothing counts.")
-RESULTS = typer.Argument(help="RESULTS.md; other sections of it are left as they are.")
+DATA_DIR = typer.Argument(help="Data directory with text, utt2spk, and utt2client if any.")
+RESAMPLES = section_option(Bootstrap, "resamples", help="Number of bootstrap resamples.")
+SEED = typer.Option(0, help="Random seed of the bootstrap.")
+TEXT_RULE = typer.Option(
+    "none", help="spoken: ignore case, punctuation and how numbers are written."
+)
+RESULTS = typer.Argument(help="RESULTS.md; its other sections are left unchanged.")
 SECTION = typer.Option(help="Name of the section to write, e.g. mini.")
 CORPUS = typer.Option(help="Name of the corpus.")
-RELEASE = typer.Option(help="Its release.")
-MINI = typer.Option(False, "--mini", help="It is a mini corpus: every caption says so.")
-COMMAND = typer.Option(None, help="What made the figures; default: this command.")
+RELEASE = typer.Option(help="Release of the corpus.")
+MINI = typer.Option(False, "--mini", help="The corpus is a mini corpus; every caption says so.")
+COMMAND = typer.Option(None, help="Command that made the figures; default: this one.")
 _ROW = "[NAME=]EXP_DIR:SCORE_DIR"
 DATE = typer.Option(None, formats=["%Y-%m-%d"], help="Date of the report; default: today.")
 
@@ -34,7 +36,9 @@ DATE = typer.Option(None, formats=["%Y-%m-%d"], help="Date of the report; defaul
 @command("score", "Decoding and scoring")
 def score_command(
     data_dir: Path = DATA_DIR,
-    hyp_text: Path = typer.Argument(help="Kaldi text of the hypotheses; an id alone is empty."),
+    hyp_text: Path = typer.Argument(
+        help="Kaldi text of the hypotheses; an id alone is an empty one."
+    ),
     out_dir: Path = typer.Argument(help="Gets score_wer/, score_cer/ and wer.tsv."),
     text_rule: Literal["none", "spoken"] = TEXT_RULE,
     resamples: int = RESAMPLES,
@@ -42,8 +46,8 @@ def score_command(
 ) -> None:
     """Count word and character errors, with 95 % intervals.
 
-    They are counted as by sclite, by client. Of a language written without spaces, by utt2lang,
-    characters alone are counted.
+    Errors are counted by client, as sclite counts them. For a language written without spaces, as
+    given by utt2lang, only characters are counted.
 
     Reads: DATA_DIR/text, utt2spk, utt2client, utt2lang; HYP_TEXT.
 
@@ -64,15 +68,15 @@ def compare_command(
     data_dir: Path = DATA_DIR,
     hyp_a: Path = typer.Argument(help="Kaldi text of system A's hypotheses."),
     hyp_b: Path = typer.Argument(help="Kaldi text of system B's hypotheses."),
-    out: Path | None = typer.Option(None, help="Write the table there too, tab-separated."),
+    out: Path | None = typer.Option(None, help="Also write the table to this TSV file."),
     text_rule: Literal["none", "spoken"] = TEXT_RULE,
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> None:
     """Compare two systems' word error rates (MAPSSWE).
 
-    The table has their difference and the matched-pair test. Of a language written without spaces,
-    by utt2lang, characters are counted.
+    The table has the difference of the two rates and the matched-pair test. For a language written
+    without spaces, as given by utt2lang, characters are counted.
 
     Reads: DATA_DIR/text, utt2spk, utt2client, utt2lang; HYP_A and HYP_B.
 
@@ -95,34 +99,36 @@ def report_command(
     corpus: str = CORPUS,
     release: str = RELEASE,
     row: list[str] = typer.Option(
-        help="[NAME=]EXP_DIR:SCORE_DIR, by default named as its method; EXP_DIR may be empty. "
-        "Rows of one name are seeds of one method; {} in it is the method's title."
+        help="[NAME=]EXP_DIR:SCORE_DIR, named after its method by default; EXP_DIR may be empty. "
+        "Rows with the same name are seeds of one method; {} in NAME is the method's title."
     ),
     mini: bool = MINI,
-    note: str = typer.Option("", help="Sentences to be read with the main table."),
-    plot: Path | None = typer.Option(None, help="Draw WER by round into this PNG beside RESULTS."),
+    note: str = typer.Option("", help="Text to print with the main table."),
+    plot: Path | None = typer.Option(
+        None, help="Draw WER by round into this PNG, in the folder of RESULTS."
+    ),
     elsewhere: list[str] = typer.Option(
         [], help="CAPTION=SCORE_DIR: a line about scores on other data."
     ),
     also: list[str] = typer.Option(
-        [], help="CAPTION=[NAME=]EXP_DIR:SCORE_DIR: a row of a further table of this caption."
+        [], help="CAPTION=[NAME=]EXP_DIR:SCORE_DIR: a row of a further table with this caption."
     ),
     reference: list[str] = typer.Option(
-        [], help="Name of a row that tables show differences to, in a column of its own."
+        [], help="Name of a row; tables get a column with the differences from it."
     ),
     table: list[str] = typer.Option(
-        [], help="CAPTION=TABLE.tsv: figures that were measured here, in a table of their own."
+        [], help="CAPTION=TABLE.tsv: a separate table of figures that were measured here."
     ),
     picture: list[str] = typer.Option([], help="CAPTION=PNG: a picture in the folder of RESULTS."),
     published: list[str] = typer.Option(
-        [], help="CAPTION=TABLE.tsv: others' figures, in a table of their own."
+        [], help="CAPTION=TABLE.tsv: a separate table of published figures."
     ),
     command: str = COMMAND,
     date: datetime = DATE,
 ) -> None:
     """Write tables and a plot into a section of RESULTS.md.
 
-    The tables are of cost and error rates, the plot is of WER by round.
+    The tables show cost and error rates; the plot shows WER by round.
 
     Reads: EXP_DIR/config.yaml, round_<number>/ledger.tsv, evaluate_valid.tsv; SCORE_DIR/wer.tsv,
     speakers.tsv and weights.yaml; the tables and pictures that options name.
@@ -169,7 +175,7 @@ def report_command(
 
 
 def _row(text: str, option: str) -> Row:
-    """A row of a table from what was typed."""
+    """Parse a row of a table from the value of an option."""
     from fedtools.report.page import Row
 
     name, paths = pair(text, option, _ROW) if "=" in text else ("", text)
@@ -181,11 +187,11 @@ def _row(text: str, option: str) -> Row:
 
 @command("show", "Reports")
 def show_command(
-    experiment: Path = typer.Argument(help="Folder of a federation."),
+    experiment: Path = typer.Argument(help="The experiment's folder."),
 ) -> None:
     """Show what a federation has cost so far, by client.
 
-    The table has bytes, epochs, seconds, refusals and collapses.
+    The table has bytes, epochs, seconds, refused messages and collapsed labels.
 
     Reads: EXPERIMENT/config.yaml and round_<number>/ledger.tsv.
 
@@ -200,7 +206,7 @@ def show_command(
 
 
 def pair(text: str, option: str, form: str) -> tuple[str, str]:
-    """Split an option NAME=VALUE, neither part empty."""
+    """Split NAME=VALUE; raise a usage error if a part is empty."""
     name, equals, value = text.partition("=")
     if not (name and equals and value and text.isprintable()):
         raise typer.BadParameter(f"{option} {text!r}: write {form}")
@@ -208,5 +214,5 @@ def pair(text: str, option: str, form: str) -> tuple[str, str]:
 
 
 def _folder(path: Path) -> Path:
-    # Of a loop of links Path.resolve raises what is no error of a file.
+    # For a loop of links, Path.resolve raises RuntimeError, which is no OSError.
     return Path(os.path.realpath(path)).parent

@@ -14,30 +14,36 @@ NBEST = typer.Argument(..., metavar="NBEST", help="A folder with nbest.tsv.")
 NNLM = typer.Argument(..., metavar="NNLM", help="A folder made by fedtools train-nnlm.")
 OUT = typer.Argument(..., metavar="OUT", help="Gets nbest.tsv, nnlm.scp, words.txt, unigram.tsv.")
 NGRAM = typer.Option(
-    None, help="Folder of train-lm, of the training text: ngram.scp for a density ratio."
+    None, help="Folder of train-lm on the training text: write ngram.scp for a density ratio."
 )
-# As `fedtools.lm.nbest_scoring.BATCH_BINS`, which imports torch.
+# The same as `fedtools.lm.nbest_scoring.BATCH_BINS`, whose module imports torch.
 BATCH_BINS = 4000
 
 
 @command("train-nnlm", "Language models")
 def train_nnlm(
     paths: list[Path] = typer.Argument(
-        metavar="[TEXT]... OUT", help="Kaldi text files; the folder."
+        metavar="[TEXT]... OUT", help="Kaldi text files; the folder to write."
     ),
-    plain: list[Path] = typer.Option([], help="Text without utterance ids; may be given again."),
-    valid: list[Path] = typer.Option(..., help="Kaldi text that the best epoch is chosen by."),
-    config: Path = typer.Option(None, help="YAML with the options; the paper's without."),
-    section: str = typer.Option("nnlm", help="Where in the YAML they are."),
+    plain: list[Path] = typer.Option(
+        [], help="Text without utterance ids; may be given several times."
+    ),
+    valid: list[Path] = typer.Option(..., help="Kaldi text by which the best epoch is chosen."),
+    config: Path = typer.Option(
+        None, help="YAML file with the options; default: those of the paper."
+    ),
+    section: str = typer.Option("nnlm", help="Section of the YAML file with the options."),
     start: Path = typer.Option(
-        None, metavar="NNLM", help="A model to go on from; its words stay, its counts are added to."
+        None,
+        metavar="NNLM",
+        help="A model to continue training; its words are kept, its counts are added to.",
     ),
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
     ngpu: int = NGPU,
 ) -> None:
     """Train a neural language model of words.
 
-    It is ESPnet's TransformerLM, for rescoring.
+    The model is ESPnet's TransformerLM, for rescoring.
 
     Reads: TEXT, and the files of --plain and --valid; the YAML of --config; the folder of --start.
 
@@ -69,13 +75,15 @@ def rescore(
     out: Path = OUT,
     ngram: Path = NGRAM,
     batch_bins: int = typer.Option(
-        BATCH_BINS, min=1, help="Of a batch: hypotheses x words of the longest, at most."
+        BATCH_BINS, min=1, help="Maximum size of a batch: hypotheses x words of the longest."
     ),
-    job: int = typer.Option(None, min=1, help="Score only this part ..."),
-    nj: int = typer.Option(1, min=1, help="... of so many; without --job all are joined."),
+    job: int = typer.Option(
+        None, min=1, help="Score only this one of --nj parts; default: score and join all."
+    ),
+    nj: int = typer.Option(1, min=1, help="Number of parts for --job."),
     ngpu: int = NGPU,
 ) -> None:
-    """Score every word of N-best lists by a neural model.
+    """Score every word of N-best lists with a neural model.
 
     Reads: NBEST/nbest.tsv; NNLM/config.yaml, words.txt, unigram.tsv and model.safetensors; the
     folder of --ngram.
@@ -88,7 +96,7 @@ def rescore(
     if job is not None and job > nj:
         raise typer.BadParameter(f"more than --nj {nj}", param_hint="--job")
     if job is not None and ngram is not None:
-        raise typer.BadParameter("goes with merge-rescored, not with --job", param_hint="--ngram")
+        raise typer.BadParameter("is for merge-rescored, not for --job", param_hint="--ngram")
 
     from fedtools.cli.federation import device_of
     from fedtools.lm import nbest_scoring as work
@@ -104,10 +112,10 @@ def merge_rescored(
     nbest: Path = NBEST,
     nnlm: Path = NNLM,
     out: Path = OUT,
-    nj: int = typer.Option(..., min=1, help="Jobs that fedtools rescore was cut into."),
+    nj: int = typer.Option(..., min=1, help="Number of jobs that fedtools rescore ran."),
     ngram: Path = NGRAM,
 ) -> None:
-    """Join the scores of all jobs of rescore.
+    """Merge the scores of all jobs of rescore.
 
     Reads: OUT/nnlm.<job>.scp; NBEST/nbest.tsv; NNLM; the folder of --ngram.
 
@@ -125,22 +133,26 @@ def merge_rescored(
 @command("import-nbest", "Rescoring")
 def import_nbest(
     form: Literal["kaldi", "espnet"] = typer.Argument(
-        ..., metavar="kaldi|espnet", help="The toolkit that made them."
+        ..., metavar="kaldi|espnet", help="The toolkit that made the lists."
     ),
-    source: Path = typer.Argument(..., metavar="DIR", help="What the other toolkit left."),
+    source: Path = typer.Argument(..., metavar="DIR", help="The output folder of that toolkit."),
     out: Path = typer.Argument(..., metavar="OUT", help="Gets nbest.tsv."),
-    acoustic_scale: float = typer.Option(1.0, help="Of Kaldi's acoustic scores, its acwt."),
-    normalise: Literal["lower", "upper"] = typer.Option(
-        None, help="Write all words so, as the vocabulary of the neural model has them."
+    acoustic_scale: float = typer.Option(
+        1.0, help="Scale of Kaldi's acoustic scores, called acwt there."
     ),
-    language: str = typer.Option("", help="Of the words, for --normalise: tr has two letters i."),
+    normalise: Literal["lower", "upper"] = typer.Option(
+        None, help="Change words to the case of the neural model's vocabulary."
+    ),
+    language: str = typer.Option(
+        "", help="Language of the words, for --normalise, such as tr, which has two letters i."
+    ),
 ) -> None:
-    """Take over N-best lists of Kaldi or of ESPnet.
+    """Import N-best lists of Kaldi or ESPnet.
 
-    ESPnet's one score is no language model's, and so nnlm: 1 belongs to it.
+    ESPnet's lists have no separate language model score: rescore them with nnlm: 1.
 
-    Reads: of Kaldi, DIR/ac_cost, lm_cost and words_text, lines `<utterance>-<rank> ...`; of ESPnet,
-    DIR/1best_recog, 2best_recog, ..., or DIR/output.1, ... of its logdir.
+    Reads: for Kaldi, DIR/ac_cost, lm_cost and words_text, with lines `<utterance>-<rank> ...`; for
+    ESPnet, DIR/1best_recog, 2best_recog, ..., or DIR/output.1, ... of its logdir.
 
     Writes: OUT/nbest.tsv.
 
@@ -153,14 +165,14 @@ def import_nbest(
     if not 0 < acoustic_scale < float("inf"):
         raise typer.BadParameter("a number over 0", param_hint="--acoustic-scale")
     if language and not is_language(language):
-        problem = f"{language!r} is not the code of a known language, as tr is"
+        problem = f"{language!r} is not the code of a known language, such as tr"
         raise typer.BadParameter(problem, param_hint="--language")
     if language and not normalise:
-        raise typer.BadParameter("only --normalise needs it", param_hint="--language")
+        raise typer.BadParameter("needs --normalise", param_hint="--language")
     if form == "kaldi":
         count = import_kaldi(source, out, acoustic_scale, normalise, language)
     else:
         count = import_espnet(source, out, normalise, language)
     print(f"{out / 'nbest.tsv'}: {count} utterances")
     if form == "espnet":
-        print("no scores of a language model of their own: rescore them with nnlm: 1")
+        print("the lists have no separate language model scores: rescore them with nnlm: 1")

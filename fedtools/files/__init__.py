@@ -1,1 +1,1 @@
-"""What is on disk: formats, atomic writes, and the errors users see. Knows no torch module."""
+"""Everything on disk: formats, atomic writes, and the errors users see. Knows no torch module."""

@@ -1,11 +1,11 @@
-"""Kaldi's archives of matrices (ark/scp): written atomically, read fast, damage told in one line.
+"""Kaldi's archives of matrices (ark/scp): atomic writing, fast reading, one-line error messages.
 
 An scp entry is "path:offset". Paths are written absolute, as Kaldi's make_fbank.sh writes them, so
-that a data directory works from any directory; a relative path in somebody else's scp is relative
-to the current directory, as Kaldi takes it. Pipes and ranges ("[0:9]") in an scp are refused.
+that a data directory works from any directory; a relative path in an scp from elsewhere is relative
+to the current directory, as in Kaldi. Pipes and ranges ("[0:9]") in an scp are refused.
 
-Arks may come from elsewhere: only Kaldi's binary matrices are read (FM, DM, CM, CM2, CM3), after
-their sizes have been checked against the file. kaldiio alone would also unpickle and run pipes.
+Arks are not trusted: only Kaldi's binary matrices are read (FM, DM, CM, CM2, CM3), after a check of
+their sizes against the file. kaldiio alone would also unpickle objects and run pipes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from fedtools.files.received import Seal, check_seal, open_received
 from fedtools.files.text_files import open_input
 
 MAX_OPEN_FILES = 32
-# One matrix may not be larger: 2 GiB is what one read can return (18 hours of 80 filters).
+# A single read returns at most 2 GiB (18 hours of 80 filters), so no matrix may be larger.
 MAX_MATRIX_BYTES = (1 << 31) - (1 << 16)
-# Matrices at most this far apart are read together: between them is only the next one's name.
+# Matrices at most this far apart are read together: between neighbours lies only a name.
 MAX_GAP = 1 << 14
 MAX_RUN_BYTES = 1 << 26
 MAX_RUN_MATRICES = 256
-# kaldiio's numbers for Kaldi's kAutomaticMethod: one byte a value, two for very short matrices; for
-# kOneByteAuto and kTwoByteAuto: evenly between a matrix' least and largest value.
+# kaldiio's codes of Kaldi's compression methods. kAutomaticMethod takes one byte per value, or two
+# in very short matrices; kTwoByteAuto and kOneByteAuto quantise evenly from minimum to maximum.
 AUTOMATIC, TWO_BYTES, ONE_BYTE = 1, 3, 5
-# Of speech, as filterbanks or MFCC, one every 10 ms.
+# One frame of filterbanks or MFCC every 10 ms.
 FRAMES_PER_HOUR = 360_000
 
 _HEADER_BYTES = 32
@@ -46,13 +46,12 @@ _ITEM = {b"FM": ("<f4", 4), b"DM": ("<f8", 8)}
 def write_ark(
     path: str | Path, matrices: Iterable[tuple[str, np.ndarray]], *, compress: int | None = None
 ) -> dict[str, str]:
-    """Write matrices one after the other to a binary ark, atomically.
+    """Write a sequence of matrices to a binary ark, atomically.
 
     Args:
         path: the ark.
-        matrices: pairs of utterance and matrix (T, D), or vector (D,), float32; consumed one by
-            one.
-        compress: how to compress them, which is not exact: AUTOMATIC, ONE_BYTE or TWO_BYTES.
+        matrices: pairs of utterance and matrix (T, D), or vector (D,), float32; consumed lazily.
+        compress: the lossy compression, AUTOMATIC, ONE_BYTE or TWO_BYTES; None for none.
 
     Returns:
         The scp: utterance -> "absolute path:offset", in the order written.
@@ -69,7 +68,7 @@ def write_ark(
 
 
 class _Record(NamedTuple):
-    """Where one matrix lies: its kind, shape, and the bytes of its data [start, end)."""
+    """The position of one matrix: its kind, shape, and the bytes of its data [start, end)."""
 
     path: str
     offset: int
@@ -81,11 +80,11 @@ class _Record(NamedTuple):
 
 
 class FeatureReader:
-    """Reads the matrices of an scp, by utterance; safe in forked and spawned data loaders.
+    """Reader of the matrices of an scp, by utterance; safe in forked and spawned data loaders.
 
     Args:
         scp: utterance -> "path:offset", as `DataDir.feats_scp` holds it.
-        seals: path -> the seal of an ark that a client wrote: what is read is what had that seal.
+        seals: path -> seal of an ark that a client wrote; reading fails if the seal has changed.
     """
 
     def __init__(self, scp: Mapping[str, str], seals: Mapping[str, Seal] | None = None):
@@ -97,37 +96,37 @@ class FeatureReader:
         return {**self.__dict__, "_files": OrderedDict()}
 
     def shape(self, utt: str) -> tuple[int, int]:
-        """(T, D) of one utterance, from the matrix' header; errors as of `read`."""
+        """Return (T, D) of one utterance, from the matrix header; errors as in `read`."""
         record = self._record(utt)
         return record.rows, record.columns
 
     def num_frames(self, utt: str) -> int:
-        """T of one utterance, from the matrix' header; errors as of `read`."""
+        """Return T of one utterance, from the matrix header; errors as in `read`."""
         return self._record(utt).rows
 
     def kind(self, utt: str) -> str:
-        """Kaldi's name of how one utterance is written: "FM", "CM2", ...; errors as of `read`."""
+        """Return Kaldi's name of an utterance's format: "FM", "CM2", ...; errors as in `read`."""
         return self._record(utt).kind.decode("ascii")
 
     def extent(self, utt: str) -> tuple[int, int]:
-        """The bytes [start, end) of its ark that one utterance takes; errors as of `read`."""
+        """Return the byte range [start, end) of one utterance in its ark; errors as in `read`."""
         record = self._record(utt)
         return record.offset, record.end
 
     def read(self, utt: str) -> np.ndarray:
-        """The features of one utterance, float32 (T, D), an array of the caller's own.
+        """Read the features of one utterance, float32 (T, D), into a new array.
 
         Raises:
-            UserError: naming the ark and the utterance, if the utterance is not in the scp, or the
-                ark is missing, cut off, or has no matrix there, or one with a NaN or infinity.
+            UserError: naming the ark and the utterance, if the utterance is not in the scp, the ark
+                is missing or truncated, or the matrix is missing or has a NaN or infinite value.
         """
         return self.read_many([utt])[0]
 
     def read_many(self, utts: Sequence[str]) -> list[np.ndarray]:
-        """The features of many utterances, in the order asked for; errors as of `read`.
+        """Read the features of many utterances, in the given order; errors as in `read`.
 
-        Matrices that lie one after the other in an ark, as those of one client do, are read in one
-        sequential read, straight into the arrays returned.
+        Neighbouring matrices in an ark, such as those of one client, are read in one sequential
+        read, straight into the returned arrays.
         """
         records = [self._record(utt) for utt in utts]
         matrices: dict[int, np.ndarray] = {}
@@ -147,7 +146,7 @@ class FeatureReader:
         return [matrices[i] for i in range(len(utts))]
 
     def _read_run(self, run: list[_Record], utt: str) -> list[np.ndarray]:
-        """Uncompressed neighbours by one `preadv`: no copies, and no file position to share."""
+        """Read uncompressed neighbours by one `preadv`: no copies, and no shared file position."""
         arrays: list[np.ndarray] = []
         buffers: list[bytearray | memoryview] = []
         position = run[0].start
@@ -185,14 +184,14 @@ class FeatureReader:
         return record
 
     def _open(self, path: str, utt: str) -> tuple[BinaryIO, int]:
-        """The open file and its size; the least recently used of too many is closed."""
+        """Return an open file and its size; close the least recently used of too many files."""
         if path in self._files:
             self._files.move_to_end(path)
             return self._files[path]
         if path in self.seals:
             file = open_received(path, seal=self.seals[path])
         else:
-            remedy = f"extract the features of {utt!r} again, or mend the path in feats.scp"
+            remedy = f"extract the features of {utt!r} again, or fix the path in feats.scp"
             file = open_input(path, remedy=remedy)
         while len(self._files) >= MAX_OPEN_FILES:
             self._files.popitem(last=False)[1][0].close()
@@ -201,7 +200,7 @@ class FeatureReader:
 
 
 def _is_finite(matrix: np.ndarray) -> bool:
-    # The sum is fast, and finite but for very large values.
+    # The sum is fast to compute, and finite unless there are very large values.
     return bool(np.isfinite(matrix.sum()) or np.isfinite(matrix).all())
 
 
@@ -236,7 +235,7 @@ def _parse_entry(value: str, utt: str) -> tuple[str, int]:
 
 
 def _parse_header(header: bytes, path: str, offset: int, size: int, utt: str) -> _Record:
-    """Check a matrix' header against the size of its file, before anything is allocated."""
+    """Parse a matrix header and check it against the file's size, before anything is allocated."""
     if offset >= size:
         raise _damaged(path, utt, f"it should be at byte {offset}, the file has {size}")
     if not header.startswith(b"\0B"):
@@ -252,7 +251,7 @@ def _parse_header(header: bytes, path: str, offset: int, size: int, utt: str) ->
         elif kind in (b"CM", b"CM2", b"CM3"):
             _, _, rows, columns = struct.unpack_from("<ffii", header, place)
             place, data_bytes = place + 16, rows * columns * (2 if kind == b"CM2" else 1)
-            # CM keeps four 16-bit percentiles of every column before the data.
+            # CM stores four 16-bit percentiles of every column before the data.
             data_bytes += 8 * columns if kind == b"CM" else 0
         else:
             raise _damaged(path, utt, f"{kind[:8]!r} is no kind of matrix, at byte {offset}")

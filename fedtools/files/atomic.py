@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written under a temporary name, then renamed."""
+"""Atomic writing: files get a temporary name, and are renamed when they are complete."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from typing import IO, Any, BinaryIO, Literal, TextIO, overload
 from fedtools.files.errors import UserError
 from fedtools.files.text_files import open_input
 
-# A temporary file that nothing can vouch for, and that was not touched for so long, is an orphan.
+# A temporary file of an unknown process is an orphan after this many seconds without a change.
 _FORSAKEN = 7 * 24 * 3600.0
 
-# Folders that this process has looked for orphans in: once is enough, and a folder may be large.
+# Folders in which this process has already looked for orphans; listing a large folder is slow.
 _cleaned: set[tuple[int, Path]] = set()
 
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, renamed to it if the block ends without an error.
+    """Yield a temporary path next to `path`, renamed to it if the block ends without an error.
 
-    For libraries that want a file name. The temporary file is in the same directory, so that the
+    For libraries that need a file name. The temporary file is in the same directory, so that the
     rename cannot cross file systems; it is flushed to disk first, so that a power cut cannot
-    leave an empty file under the final name. A failed block leaves nothing.
+    leave an empty file under the final name. A block that fails leaves no file.
     """
     path = Path(path)
     handle, name = tempfile.mkstemp(*_marks(path.parent, path.name), path.parent)
@@ -42,14 +42,14 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
-        # mkstemp gives 0600; a data file should be as readable as any other file of the user.
+        # mkstemp creates files with mode 0600; a data file gets the user's usual mode.
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(FileNotFoundError):
             temporary.unlink()
         if isinstance(error, OSError) and error.filename is None:
-            # The system does not say which file found no room.
+            # On a full disk, the system does not name the file.
             error.filename = str(path)
         raise
 
@@ -66,7 +66,7 @@ def atomic_write(path: str | Path, mode: Literal["wb"]) -> Iterator[BinaryIO]: .
 
 @contextmanager
 def atomic_write(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
-    """Open `path` for writing ("w" UTF-8 text with "\\n" line ends, or "wb"); see `atomic_path`."""
+    """Open `path` for atomic writing: "w" for UTF-8 text with "\\n" line ends, or "wb"."""
     encoding, newline = (None, None) if mode == "wb" else ("utf-8", "\n")
     with (
         atomic_path(path) as temporary,
@@ -76,25 +76,25 @@ def atomic_write(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[I
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a whole text file atomically."""
+    """Write a text file atomically."""
     with atomic_write(path) as file:
         file.write(text)
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
-    """Write lines, which have no ends yet, atomically, as they come."""
+    """Write lines without line ends to a text file atomically, one by one."""
     with atomic_write(path) as file:
         file.writelines(f"{line}\n" for line in lines)
 
 
 def sha256(path: str | Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     with open_input(path) as file:
         return sha256_of(file)
 
 
 def sha256_of(file: IO[bytes]) -> str:
-    """The SHA-256 of the rest of an open file, in hexadecimal."""
+    """Return the SHA-256 of the rest of an open file, in hexadecimal."""
     digest = hashlib.sha256()
     while block := file.read(1 << 20):
         digest.update(block)
@@ -103,23 +103,23 @@ def sha256_of(file: IO[bytes]) -> str:
 
 @contextmanager
 def scratch_dir(parent: Path) -> Iterator[Path]:
-    """Yield a temporary folder in `parent`; it is removed, as are those of killed processes."""
+    """Yield a temporary folder in `parent`, removed afterwards; clean up after killed processes."""
     suffix, prefix = _marks(parent, "scratch")
     with tempfile.TemporaryDirectory(suffix, prefix, parent) as name:
         yield Path(name)
 
 
 def check_new(out: Path) -> None:
-    """Raise a `UserError` if there is something at a path already, but for an empty folder."""
+    """Raise a `UserError` if a path exists and is not an empty folder."""
     if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
-        raise UserError("is there already", path=out, remedy="remove it, or name another folder")
+        raise UserError("already exists", path=out, remedy="remove it, or name another folder")
 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """Yield a temporary folder, renamed to `out` if the block ends without an error."""
     with scratch_dir(out.parent) as scratch:
-        # Not the scratch folder itself, which only its owner may open.
+        # A subfolder, because only the owner may open the scratch folder itself.
         folder = scratch / "folder"
         folder.mkdir()
         yield folder
@@ -127,7 +127,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def _marks(folder: Path, name: str) -> tuple[str, str]:
-    """Suffix and prefix of this process' temporary files; a folder's orphans are removed first."""
+    """Return suffix and prefix of this process's temporary files; remove orphans first."""
     folder.mkdir(parents=True, exist_ok=True)
     if (os.getpid(), folder) not in _cleaned:
         _remove_orphans(folder)
@@ -136,10 +136,10 @@ def _marks(folder: Path, name: str) -> tuple[str, str]:
 
 
 def _remove_orphans(folder: Path) -> None:
-    """Remove what killed processes of this machine left in a folder.
+    """Remove temporary files that killed processes of this machine left in a folder.
 
-    Other machines, containers and earlier boots may have its name. Of those, process ids say
-    nothing: what they left is removed when it is old.
+    Other machines, containers and earlier boots may have the same host name. Their process ids mean
+    nothing here, so their files are removed only when they are old.
     """
     node, here = re.escape(platform.node()), re.escape(machine())
     own = re.compile(rf"\..+\.{here}-(\d+)\.[^.]+\.tmp")
@@ -157,17 +157,17 @@ def _remove_orphans(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove whatever lies at a path, a folder with all that is in it; nothing there is no error.
+    """Remove the file or the whole folder at a path, if there is one.
 
-    Others can write into an experiment's folder: a directory where a file belongs must not stay in
-    the way for good.
+    Clients can write into an experiment's folder: a directory in place of a file must not block the
+    experiment for good.
     """
     try:
         path.unlink(missing_ok=True)
     except (IsADirectoryError, PermissionError):
         if not path.is_dir() or path.is_symlink():
             raise
-        # Not shutil.rmtree, which fails where somebody has put a thousand folders into each other.
+        # shutil.rmtree fails on a thousand nested folders, which a client may have made.
         done = subprocess.run(
             ["rm", "-rf", "--", path], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
@@ -177,24 +177,24 @@ def remove(path: Path) -> None:
 
 @functools.cache
 def machine() -> str:
-    """The name of this machine and 12 digits for its boot and its process ids.
+    """Return this machine's name and 12 digits that identify its boot and its process namespace.
 
-    Two machines, or two containers of one, may have the same name; a process id of one says nothing
-    of the other's. Linux alone tells these things; elsewhere the name is all.
+    Two machines, or two containers on one machine, may share a name, while their process ids are
+    unrelated. Only Linux reports boot and namespace; elsewhere, the name must do.
     """
-    told = ""
+    identity = ""
     with suppress(OSError):
-        told += Path("/proc/sys/kernel/random/boot_id").read_text()
+        identity += Path("/proc/sys/kernel/random/boot_id").read_text()
     with suppress(OSError):
-        told += str(Path("/proc/self/ns/pid").readlink())
-    return f"{platform.node()}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+        identity += str(Path("/proc/self/ns/pid").readlink())
+    return f"{platform.node()}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 
 def is_running(process: int) -> bool:
-    """Whether there is such a process on this machine, which may be somebody else's."""
+    """Return whether a process is running on this machine, whichever user it belongs to."""
     try:
         os.kill(process, 0)
-        # In a container nobody may wait for orphans, which stay as zombies; Linux alone has this.
+        # In a container, orphaned processes may stay as zombies, which only Linux reports.
         return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[:1] != [b"Z"]
     except ProcessLookupError:
         return False

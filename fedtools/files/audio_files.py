@@ -1,8 +1,8 @@
-"""Where the audio of a recording lies: in a file of its own, or in a wave ark ("wav.ark:1234").
+"""Locations of recordings: a file of its own, or a position in a wave ark ("wav.ark:1234").
 
-Wave arks are what kaldiio writes, and with it ESPnet's format_wav_scp: after each name a WAV, or
-the word AUDIO, a length, and a whole file of any audio format. What else such an ark can hold
-(matrices, NumPy arrays, pickles, a FLAC that does not say where it ends) is refused by its name.
+kaldiio writes wave arks, and so does ESPnet's format_wav_scp with it: each name is followed by a
+WAV, or by the word AUDIO, a length, and a whole file in any audio format. Anything else that such
+an ark can hold (matrices, NumPy arrays, pickles, a FLAC of unknown length) is refused by name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 from fedtools.files.errors import UserError
 from fedtools.files.text_files import open_input
 
-# What programs that write into a pipe put for a length that they do not know yet.
+# Programs that write into a pipe put such a value for a length that they do not know yet.
 UNKNOWN_LENGTH = 0x7FFF_0000
 _ENTRY = re.compile(r"(.+):([0-9]{1,18})")
 _RANGE = re.compile(r".+:[0-9]+\[[^\]]*\]")
@@ -24,12 +24,12 @@ _NO_AUDIO = {
     b"\0B": "a Kaldi matrix or vector",
     b"NPY": "a NumPy array",
     b"PKL": "a pickle",
-    b"fLaC": "a FLAC that does not say where it ends",
+    b"fLaC": "a FLAC of unknown length",
 }
 
 
 class AudioPlace(NamedTuple):
-    """A file, and where in it the audio begins; None if it is the file."""
+    """A file, and the offset of the audio in it; None if the audio is the whole file."""
 
     path: Path
     offset: int | None
@@ -39,10 +39,10 @@ class AudioPlace(NamedTuple):
 
 
 def audio_place(spec: str, path: str | Path | None = None, line: int | None = None) -> AudioPlace:
-    """Where the audio is that a value in wav.scp names.
+    """Return the location of the audio that a value in wav.scp names.
 
     A relative file name is relative to the current directory. "name:12" is byte 12 of an ark,
-    unless there is a file of that whole name.
+    unless there is a file with exactly that name.
 
     Raises:
         UserError: naming `path` and `line`, if the value is a pipe, several files, a range of an
@@ -53,7 +53,7 @@ def audio_place(spec: str, path: str | Path | None = None, line: int | None = No
         return UserError(problem, path=path, line=line, remedy=remedy)
 
     if spec.endswith("|") or spec.startswith("|"):
-        # A data file that runs commands would run them as whoever reads it.
+        # Commands in a data file would run with the permissions of the user who reads it.
         remedy = (
             "write the file's name: WAV, W64, AIFF, AU, FLAC, MP3, SPHERE and Ogg are read directly"
         )
@@ -76,14 +76,14 @@ def audio_place(spec: str, path: str | Path | None = None, line: int | None = No
 
 
 def open_entry(place: AudioPlace) -> tuple[BinaryIO, int, int]:
-    """Open an ark for reading bytes, and find the audio at a place in it.
+    """Open a wave ark for reading bytes, and find the audio at a position in it.
 
     Returns:
-        The opened file; where the audio's own bytes begin, and how many they are.
+        The opened file, the offset of the audio's own bytes, and their number.
 
     Raises:
-        UserError: if the ark cannot be read, or what is there is not audio or not all there.
-        ValueError: of a place that is a whole file.
+        UserError: if the ark cannot be read, or the position holds no audio or truncated audio.
+        ValueError: if the place is a whole file.
     """
     if place.offset is None:
         raise ValueError(f"{place} is a whole file")
@@ -96,7 +96,7 @@ def open_entry(place: AudioPlace) -> tuple[BinaryIO, int, int]:
 
 
 def _extent(file: BinaryIO, offset: int) -> tuple[int, int]:
-    """Begin and size of the audio at a byte of an ark."""
+    """Return the offset and the size of the audio at a byte of an ark."""
     size = os.fstat(file.fileno()).st_size
     head = os.pread(file.fileno(), 16, offset)
     if not head:
@@ -105,7 +105,7 @@ def _extent(file: BinaryIO, offset: int) -> tuple[int, int]:
     if head[:4] == b"RIFF":
         length = int.from_bytes(head[4:8], "little") + 8
         if length == 8 or length >= UNKNOWN_LENGTH:
-            raise UserError("a WAV that does not say where it ends", remedy=_REMEDY)
+            raise UserError("a WAV of unknown length", remedy=_REMEDY)
     elif head[:5] == b"AUDIO":
         digits = head[5] if len(head) > 5 else 0
         length = int.from_bytes(head[6 : 6 + digits], "little")

@@ -1,18 +1,18 @@
-"""Clips of equal length, as the keyword engine reads them: all waveforms in one file, and an index.
+"""Clips of equal length for keyword spotting: all waveforms in one file, and an index.
 
-    clips.npy    int16 (clips, samples) at 16 kHz: shorter clips end in zeros, longer ones were cut
-    clip_samples how many samples; where it is not there, they are 16000, a second
+    clips.npy    int16 (clips, samples) at 16 kHz: short clips are zero-padded, long ones were cut
+    clip_samples number of samples of a clip; if the file is missing, 16000, one second
     labels.npy   int64 (clips,): the class index of each clip
     clients.tsv  client clips: the clients in C order, and how many clips each has
-    classes.txt  the labels, one a line; the line of a label, from 0, is its index
+    classes.txt  the labels, one per line; the line of a label, from 0, is its index
     noise.npy    int16 (samples,): all recordings of background noise end to end, or none
     clips.tsv    utterance client label samples: a row for each clip; samples is its true length
-    sha256sums   of all these, as sha256sum -c reads them: what tells these data from others
+    sha256sums   sums of all these files, for sha256sum -c: the fingerprint of the data
 
 Clips are in C order of client and utterance, so that the data of one client are one read. Arrays
-are mapped, so that processes share them. clips.tsv says the same as the index for people to read;
-with millions of clips it is slow to read and large in memory, so only utterance ids are taken from
-it, and only when they are asked for. It is written last: without it there are no clips.
+are memory-mapped, so that processes share them. clips.tsv repeats the index for human readers; it
+is slow to read and large in memory with millions of clips, so only utterance ids are read from it,
+and only when they are needed. It is written last: without it there are no clips.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from fedtools.files.text_files import open_input, read_lines, read_words
 
 RATE = 16_000
 CLIP_SAMPLES = 16_000
-# A minute: whatever is longer is no clip of a word.
+# One minute: a clip of a word cannot be longer.
 MOST_SAMPLES = 60 * RATE
 COLUMNS = ("utterance", "client", "label", "samples")
 CLIENT_COLUMNS = ("client", "clips")
 LENGTH = "clip_samples"
 INDEX = ("classes.txt", "clients.tsv", "labels.npy")
-"""What is compared with sha256sums at every opening; the waveforms and their table are large."""
+"""The files that are compared with sha256sums at every opening; all others are too large."""
 
 _REMEDY = "run fedtools pack-clips again"
 _CLIENT = re.compile(rf"({ID_PATTERN.pattern})\t([1-9][0-9]{{0,11}})")
-# Their counts of each label are a few megabytes, however many clients there are.
+# The label counts of this many clients take a few megabytes.
 _CLIENTS_AT_ONCE = 4096
 
 
 class Clip(NamedTuple):
-    """One clip to be written; `wave` is int16 (N,) at 16 kHz, of any length above 0."""
+    """One clip to write; `wave` is int16 (N,) at 16 kHz, of any length above 0."""
 
     utterance: str
     client: str
@@ -67,12 +67,11 @@ class Clips:
     Attributes:
         path: the folder.
         clients: the client ids, in C order.
-        edges: int64 (clients + 1,), the first clip of each client, and the number of all clips.
+        edges: int64 (clients + 1,), the first clip of each client, and the total number of clips.
         classes: the labels, in the order of their indices.
-        labels: int64 (clips,), class indices, memory-mapped; what is written there stays with the
-            process that writes.
+        labels: int64 (clips,), class indices, memory-mapped; writes are private to the process.
         waves: int16 (clips, samples), memory-mapped.
-        noise: int16 (samples,), memory-mapped; no samples where there is no noise.
+        noise: int16 (samples,), memory-mapped; empty if there is no noise.
     """
 
     path: Path
@@ -88,9 +87,9 @@ class Clips:
         """Read a folder that `write_clips` has written.
 
         Raises:
-            UserError: naming the file, if one is missing, damaged or of another size than the
-                others say, clients are out of order, a label is no class, or the index is not the
-                one that sha256sums has.
+            UserError: naming the file, if a file is missing, damaged, or of a size that does not
+                fit the others, clients are out of order, a label is no class, or the index does not
+                match sha256sums.
         """
         folder = Path(folder)
         if not (folder / "clips.tsv").exists():
@@ -101,14 +100,14 @@ class Clips:
         waves = _map_npy(folder / "clips.npy", (samples,))
         noise = _map_npy(folder / "noise.npy", ())
         check_noise(len(noise), folder / "noise.npy", samples)
-        # Mapped so that torch takes it without a copy and without a warning: it could be written.
+        # Mapped as writable (copy on write), so that torch takes it without a copy or a warning.
         labels = _map_npy(folder / "labels.npy", (), "<i8", "c")
         clients, edges = _read_clients(folder / "clients.tsv")
         for name, clips in (("labels.npy", len(labels)), ("clients.tsv", int(edges[-1]))):
             if clips != len(waves):
                 problem = f"{clips} clips, but {len(waves)} in clips.npy"
                 raise UserError(problem, path=folder / name, remedy=_REMEDY)
-        # Seen as unsigned, a number below 0 is a large one.
+        # Viewed as unsigned, a negative number is a large one.
         worst = int(labels.view("<u8").argmax())
         if not 0 <= labels[worst] < len(classes):
             problem = f"clip {worst} has label {labels[worst]} of {len(classes)} classes"
@@ -118,20 +117,20 @@ class Clips:
 
     @property
     def samples(self) -> int:
-        """Of a clip."""
+        """Return the number of samples of a clip."""
         return int(self.waves.shape[1])
 
     @property
     def sizes(self) -> np.ndarray:
-        """The number of each client's clips: int64 (clients,)."""
+        """Return the number of clips of each client: int64 (clients,)."""
         return np.diff(self.edges)
 
     @cached_property
     def utterances(self) -> list[str]:
-        """The clips' utterance ids, in the order of the file; clips.tsv is read for them.
+        """Read the clips' utterance ids from clips.tsv, in the order of the file.
 
         Raises:
-            UserError: if it is not the table that was packed.
+            UserError: if clips.tsv is not the table that was packed.
         """
         table = self.path / "clips.tsv"
         check_sums(self.path, (table.name,))
@@ -140,26 +139,26 @@ class Clips:
             return [row.partition("\t")[0] for row in rows]
 
     def rows(self, client: str) -> slice:
-        """The rows of one client's clips; a `UserError` if there is no such client."""
+        """Return the rows of one client's clips; raise a `UserError` if there is no such client."""
         index = bisect_left(self.clients, client)
         if self.clients[index : index + 1] != [client]:
-            raise UserError(f"no clip of client {client!r}", remedy="pack the data that has it")
+            raise UserError(f"no clip of client {client!r}", remedy="pack data that include it")
         return slice(int(self.edges[index]), int(self.edges[index + 1]))
 
     def taken(self, rows: Sequence[tuple[Clips, int]], client: str) -> Clips:
-        """Clips of these and of others like them, in memory, as those of one client."""
+        """Return a selection of clips, from these and similar data, in memory, as one client's."""
         waves = np.stack([clips.waves[row] for clips, row in rows])
         labels = np.array([clips.labels[row] for clips, row in rows])
         edges = np.array([0, len(rows)])
         return replace(self, clients=[client], edges=edges, labels=labels, waves=waves)
 
     def client_of(self, row: int) -> str:
-        """Whose clip this is."""
+        """Return the client that a clip belongs to."""
         return self.clients[int(np.searchsorted(self.edges, row, "right")) - 1]
 
     def entropies(self) -> np.ndarray:
-        """The entropy of each client's labels over log(classes), 0 to 1: float64 (clients,)."""
-        # Of a task of one class there is none.
+        """Return each client's label entropy over log(classes), 0 to 1: float64 (clients,)."""
+        # With a single class, the entropy is 0.
         classes, most = len(self.classes), np.log(max(len(self.classes), 2))
         found = []
         for first in range(0, len(self.clients), _CLIENTS_AT_ONCE):
@@ -175,15 +174,15 @@ class Clips:
 
 
 def read_classes(path: str | Path) -> list[str]:
-    """The labels of a keyword task; the line of a label, from 0, is its index."""
-    return read_words(path, "write one label a line")
+    """Read the labels of a keyword task; the line of a label, from 0, is its index."""
+    return read_words(path, "write one label per line")
 
 
 def read_length(folder: str | Path) -> int:
-    """Return how many samples the clips of a folder have, or those of an experiment's data.
+    """Read the number of samples of the clips of a folder, or of an experiment's data.
 
     Raises:
-        UserError: if the file that says so is damaged.
+        UserError: if the file with the number is damaged.
     """
     path = Path(folder) / LENGTH
     if not path.exists():
@@ -201,14 +200,14 @@ def write_clips(
     noise: Iterable[np.ndarray] = (),
     length: int = CLIP_SAMPLES,
 ) -> None:
-    """Write clips one after the other; the files appear when all are written.
+    """Write clips one by one; the files appear when all clips are written.
 
     Args:
-        folder: receives the files that the module describes.
-        clips: in C order of client and utterance; consumed one by one.
+        folder: the folder for the files that the module docstring lists.
+        clips: the clips in C order of client and utterance; consumed lazily.
         classes: the labels, in the order of their indices.
         noise: recordings of background noise, int16 (N,) at 16 kHz.
-        length: samples of each clip, to which longer ones are cut and shorter ones are filled up.
+        length: samples of each clip; longer clips are cut, and shorter ones zero-padded.
 
     Raises:
         UserError: if an id cannot be used.
@@ -225,7 +224,7 @@ def write_clips(
             _write_npy(noise_path, noise, ())
             waves = _take_down(clips, classes, rows, labels, sizes, length)
             _write_npy(clips_path, waves, (length,))
-            # The old table must not be taken for that of the new waveforms, should we be killed.
+            # After a kill here, the old table must not be taken for that of the new waveforms.
             (folder / "clips.tsv").unlink(missing_ok=True)
         (folder / LENGTH).unlink(missing_ok=True)
         if length != CLIP_SAMPLES:
@@ -250,7 +249,7 @@ def _take_down(
     sizes: dict[str, int],
     length: int,
 ) -> Iterator[np.ndarray]:
-    """Clips' waveforms padded or cut, int16 (1, length); the rest of them goes to their tables."""
+    """Yield padded or cut waveforms, int16 (1, length), and record the clips' metadata."""
     numbers = {label: number for number, label in enumerate(classes)}
     previous = ("", "")
     table.write("\t".join(COLUMNS) + "\n")
@@ -271,12 +270,12 @@ def _take_down(
 
 
 def sum_line(path: Path, name: str) -> str:
-    """What sha256sums says of a file that is called `name` there, without a line end."""
+    """Return the line of sha256sums for a file that is called `name` there, without a line end."""
     return f"{sha256(path)}  {name}"
 
 
 def check_sums(folder: Path, names: Iterable[str]) -> None:
-    """Refuse files that are not as they were packed: by their sums experiments know their data."""
+    """Raise a `UserError` if a file is not as it was packed, by its sum in sha256sums."""
     known = read_lines(folder / "sha256sums", _REMEDY)
     for name in names:
         if sum_line(folder / name, name) not in known:
@@ -285,7 +284,7 @@ def check_sums(folder: Path, names: Iterable[str]) -> None:
 
 
 def check_noise(samples: int, path: str | Path, length: int = CLIP_SAMPLES) -> None:
-    """Refuse background noise, `samples` in all, that is there but too short to fill a clip."""
+    """Raise a `UserError` if there is background noise, but too little of it to fill a clip."""
     if 0 < samples < length:
         problem = f"{samples} samples of noise, a clip has {length}"
         remedy = "give longer recordings, or none"
@@ -293,7 +292,7 @@ def check_noise(samples: int, path: str | Path, length: int = CLIP_SAMPLES) -> N
 
 
 def _read_clients(path: Path) -> tuple[list[str], np.ndarray]:
-    """Client ids, and their `edges`; a `UserError` names the line that is no client's."""
+    """Read the client ids and their `edges`; raise a `UserError` naming a malformed line."""
     header, *lines = read_lines(path, _REMEDY) or [""]
     if header != "\t".join(CLIENT_COLUMNS) or not lines:
         problem = "no clients" if not lines else f"the header is {header[:80]!r}"
@@ -322,7 +321,7 @@ def _write_npy(path: Path, arrays: Iterable[np.ndarray], columns: tuple[int, ...
         for array in arrays:
             file.write(np.ascontiguousarray(array, dtype="<i2"))
             rows += len(array)
-        # numpy leaves room for a first dimension that grows: the header keeps its length.
+        # numpy reserves room for a growing first dimension, so the header's length stays the same.
         file.seek(0)
         _write_header(file, (rows, *columns))
 
@@ -341,7 +340,7 @@ def _map_npy(
     try:
         found: np.memmap | None = np.lib.format.open_memmap(path, mode)
     except Exception:
-        # Of a damaged header numpy's reader makes errors of many kinds.
+        # numpy raises many kinds of errors for a damaged header.
         found = None
     if found is None or found.dtype.str != dtype or not found.flags.c_contiguous:
         problem = f"damaged: no header of {8 * np.dtype(dtype).itemsize}-bit integers"

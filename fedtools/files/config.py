@@ -1,4 +1,4 @@
-"""YAML configurations: strict reading into frozen dataclasses, overrides, and freezing."""
+"""YAML configurations: strict parsing into frozen dataclasses, overrides, and freezing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import yaml
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
 
-# Who has options reads them by this module, but for the command line, which goes without PyYAML.
+# Modules with options import these types from here, except the command line, which must not import
+# PyYAML.
 from fedtools.files.ranges import AboveZero as AboveZero
 from fedtools.files.ranges import Natural as Natural
 from fedtools.files.ranges import NonNegative as NonNegative
@@ -32,22 +33,22 @@ if TYPE_CHECKING:
 
     Section = dict[str, Any]
 else:
-    # Of a key that is no text, whoever owns the section says more than pydantic would.
+    # A plain dict: for keys that are not text, a section's owner has better errors than pydantic.
     Section = dict
-"""A section of options, which its owner checks."""
+"""A section of options that its owner checks."""
 
 T = TypeVar("T", bound="DataclassInstance")
 
-# Aliases can make a few lines a tree of any size, which would be walked through and printed.
+# With aliases, a few lines can make a tree of any size, which would be traversed and printed.
 _MAX_NODES = 1 << 21
 _MAX_DIGITS = 400
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's floats (`1e-4` is a number, not a string) and no key twice."""
+    """Loader with YAML 1.2's floats (`1e-4` is a number) that refuses duplicate keys."""
 
     def construct_integer(self, node: yaml.ScalarNode) -> int:
-        """An integer; thousands of digits are none, and Python cannot even print so many."""
+        """Construct an integer; refuse thousands of digits, which Python does not even print."""
         if len(node.value) > _MAX_DIGITS:
             problem = f"an integer of {len(node.value)} digits"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
@@ -69,7 +70,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
 
 
 class _Written(_Loader):
-    """Decimals as the file has them: 1e-4 stays what names folders and options."""
+    """Loader that keeps decimals as text: names of folders and options have 1e-4 as written."""
 
     def construct_decimal(self, node: yaml.ScalarNode) -> str:
         return str(node.value)
@@ -79,7 +80,7 @@ _Written.add_constructor("tag:yaml.org,2002:float", _Written.construct_decimal)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what `_Loader` would take for a number, such as the speaker 1e5."""
+    """Dumper that quotes texts that `_Loader` would take for numbers, such as the speaker 1e5."""
 
 
 for _kind in (_Loader, _Dumper):
@@ -91,10 +92,10 @@ for _kind in (_Loader, _Dumper):
 
 
 def read_yaml(path: str | Path, *, as_written: bool = False) -> dict[str, Any]:
-    """Read a YAML mapping; a `UserError` names file and line of what is wrong.
+    """Read a YAML mapping; raise a `UserError` naming file and line of a fault.
 
     Args:
-        as_written: leave decimals the text that they are.
+        as_written: whether to keep decimals as the text in the file.
     """
     try:
         content = _parse(read_text(path), _Written if as_written else _Loader)
@@ -109,11 +110,11 @@ def read_yaml(path: str | Path, *, as_written: bool = False) -> dict[str, Any]:
 
 
 def _parse(text: str, kind: type[_Loader] = _Loader) -> Any:
-    """What YAML text holds.
+    """Parse a YAML text.
 
     Raises:
-        yaml.YAMLError, ValueError: if it is not YAML (also of what looks like a date and is none),
-            is nested too deeply, or its aliases make it endless.
+        yaml.YAMLError, ValueError: if it is not YAML (or has an invalid date), is nested too
+            deeply, or is endless because of aliases.
     """
     loader = kind(text)
     try:
@@ -126,16 +127,16 @@ def _parse(text: str, kind: type[_Loader] = _Loader) -> Any:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except (AttributeError, LookupError, TypeError) as error:
-        # PyYAML takes it for granted that "!!bool x" is a truth value.
-        raise ValueError(f"a value that its tag does not fit: {error}") from None
+        # PyYAML does not check the value of a tag, as in "!!bool x".
+        raise ValueError(f"a value that does not fit its tag: {error}") from None
     finally:
         loader.dispose()
 
 
 def _size(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
-    """The number of nodes of a tree whose aliases are written out."""
+    """Return the number of nodes of a tree with all aliases expanded."""
     if node not in known:
-        # Whoever contains itself is endless.
+        # A node that contains itself is endless.
         known[node] = float("inf")
         known[node] = 1 + sum(_size(child, known) for child in _children(node))
     return known[node]
@@ -148,13 +149,13 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def option_error(problem: str, where: str | Path, name: str, *value: Any) -> UserError:
-    """The error about an option, naming its line where the file has it just once.
+    """Return an error about an option, naming its line if the option is unique in the file.
 
     Args:
-        problem: what is wrong with it.
+        problem: what is wrong with the option.
         where: the YAML file, or "FILE: SECTION"; options may come from elsewhere, too.
-        name: the option's own name, without its section's.
-        value: the value that it has; without, any.
+        name: the option's own name, without that of its section.
+        value: the option's value, to find its line; without it, any value matches.
     """
     path, colon, section = str(where).partition(": ")
     lines = []
@@ -174,7 +175,7 @@ def option_error(problem: str, where: str | Path, name: str, *value: Any) -> Use
 
 
 def lookup(path: str | Path, key: str, *, as_written: bool = False) -> Any:
-    """The value of a key such as "tokens.vocab_size"; a `UserError` if the file lacks it.
+    """Read the value of a key such as "tokens.vocab_size"; raise a `UserError` if it is missing.
 
     Args:
         as_written: see `read_yaml`.
@@ -188,12 +189,12 @@ def lookup(path: str | Path, key: str, *, as_written: bool = False) -> Any:
 
 
 def write_yaml(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write a mapping as YAML, in its own order, atomically."""
+    """Write a mapping as YAML, in its order, atomically."""
     write_text(path, yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False))
 
 
 def override(config: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """Return `config` changed by settings such as "training.optim_conf.lr=1e-4" (value: YAML)."""
+    """Return `config` with settings such as "training.optim_conf.lr=1e-4", whose value is YAML."""
     config = copy.deepcopy(config)
     for setting in settings:
         keys, equals, value = setting.partition("=")
@@ -215,10 +216,10 @@ def override(config: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
 def merge(
     config: Mapping[str, Any], over: Mapping[str, Any], where: str | Path = "options"
 ) -> dict[str, Any]:
-    """Return `config` with `over` laid over it, mapping by mapping.
+    """Return `config` merged with `over`, which takes precedence, mapping by mapping.
 
     Raises:
-        UserError: for a mapping over a value, which would hide that the value is wrong.
+        UserError: if a mapping would replace a value, and hide that the value is wrong.
     """
     merged = dict(config)
     for key, value in over.items():
@@ -234,13 +235,13 @@ def merge(
 
 
 def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | Path) -> T:
-    """Make a frozen dataclass from options, refusing unknown names and values out of range.
+    """Make a frozen dataclass from options; raise a `UserError` for unknown names or bad values.
 
     Args:
-        kind: a dataclass; a field's annotation says what it takes, as pydantic's strict mode reads
-            it (`Positive`, `Literal["sgd", "adam"]`). NaN and Inf are no number for any.
+        kind: a dataclass whose annotations define the valid values in pydantic's strict mode
+            (`Positive`, `Literal["sgd", "adam"]`). NaN and Inf are never valid.
         options: name -> value; None is the same as {}.
-        where: what the options were read from, for messages.
+        where: the source of the options, for messages.
     """
     if not isinstance(options, Mapping | None):
         raise UserError(f"{_short(options)} must be a mapping", path=where)
@@ -250,7 +251,7 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
     for name, value in options.items():
         if name not in fields:
             raise option_error(unknown(name, fields), where, name, value)
-    # A section without an option is one that is not there.
+    # An empty section is the same as a missing one.
     options = {k: v for k, v in options.items() if not (v is None and hints[k] is dict)}
     typed = {name: checked(name, value, hints[name], where) for name, value in options.items()}
     missing = [
@@ -263,7 +264,7 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
     try:
         return kind(**typed)
     except (ValueError, UserError) as error:
-        # Whoever checks options names the one that is wrong, in its first words or alone.
+        # Checks name the faulty option, in their first words or as the only option in the message.
         named = re.findall(r"^option '(\w+)'", str(error))
         named = named or [name for name in options if re.search(rf"\b{name}\b", str(error))]
         if len(named) != 1:
@@ -274,10 +275,10 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
 def read_section(
     kind: type[T], config: str | Path | None, section: str, settings: Sequence[str] = ()
 ) -> T:
-    """Make a frozen dataclass from a section of a YAML file; without one, of its defaults.
+    """Make a frozen dataclass from a section of a YAML file, or without a file from defaults.
 
     Args:
-        settings: "section.name=value" changes.
+        settings: overrides "section.name=value".
     """
     content = override(read_yaml(config) if config else {}, settings)
     where = f"{config}: {section}" if config else section
@@ -285,14 +286,14 @@ def read_section(
 
 
 def unknown(name: str, known: Sequence[str] | Mapping[str, Any], what: str = "option") -> str:
-    """A message for an unknown option, method, ... that names the nearest known one."""
+    """Return a message about an unknown option, method, ... that names the nearest known one."""
     near = difflib.get_close_matches(str(name), [str(key) for key in known], n=1)
     hint = f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(map(str, known))}"
     return f"unknown {what} {name!r}{hint}"
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield "name: old -> new" for every option that two configurations do not share."""
+    """Yield "name: old -> new" for every option that differs between two configurations."""
     for key in dict.fromkeys([*old, *new]):
         name = f"{prefix}{key}"
         one, two = old.get(key), new.get(key)
@@ -308,7 +309,7 @@ def _short(value: object) -> str:
 
 
 def freeze(path: Path, config: Mapping[str, Any], made_with: str = "another configuration") -> None:
-    """Write `config` to `path` once; later, insist that it is still the same.
+    """Write `config` to `path` if there is no file, and else check that it is the same.
 
     Raises:
         UserError: naming the first option that differs from the file.
@@ -325,21 +326,21 @@ def freeze(path: Path, config: Mapping[str, Any], made_with: str = "another conf
 
 
 def checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
-    """An option's value as its type has it; see `from_mapping`."""
-    # Imported late: not every command that reads YAML checks options.
+    """Return an option's value, checked against its type; see `from_mapping`."""
+    # Imported here because not every command that reads YAML checks options.
     from pydantic import ValidationError
 
-    # YAML's lists are tuples here, so that nobody changes them.
+    # Lists of YAML become tuples, which are immutable.
     listed = isinstance(value, list) and typing.get_origin(hint) is tuple
     try:
         if type(value) is int and abs(value) >> 63:
             raise option_error(f"option {name!r} is {_short(value)}: too large", where, name)
         return _adapter(hint).validate_python(tuple(value) if listed else value)
     except ValidationError as error:
-        said = error.errors(include_url=False)[0]["msg"].replace("tuple", "list")
-        said = said.replace("valid dictionary", "mapping")
-        problem = f"option {name!r} is {_short(value)}: {said[0].lower()}{said[1:]}"
-        # NaN is not equal to itself, and so not found by its value.
+        reason = error.errors(include_url=False)[0]["msg"].replace("tuple", "list")
+        reason = reason.replace("valid dictionary", "mapping")
+        problem = f"option {name!r} is {_short(value)}: {reason[0].lower()}{reason[1:]}"
+        # NaN is not equal to itself, so that its line cannot be found by value.
         known = () if value != value else (value,)
         raise option_error(problem, where, name, *known) from None
 

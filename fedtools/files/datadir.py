@@ -1,12 +1,12 @@
-"""Kaldi data directories: reading, writing, and the checks that Kaldi makes and should make.
+"""Kaldi data directories: reading, writing, and the checks that Kaldi makes or should make.
 
-A data directory holds text tables, one entry a line, "key value...", sorted by key in the C
-locale (byte order), every utterance id prefixed by its speaker id:
+A data directory holds text tables of one entry per line, "key value...", sorted by key in the C
+locale (byte order), with every utterance id prefixed by its speaker id:
 
     wav.scp text utt2spk spk2utt [segments] [utt2dur] [feats.scp utt2num_frames]
     [utt2client client2utt] [any other utt2*, spk2*, reco2*, such as utt2accent or spk2gender]
 
-A table has all utterances, speakers or recordings, unless it is of what speakers need not tell
+A table has all utterances, speakers or recordings, unless it has facts that speakers need not give
 (PARTIAL).
 """
 
@@ -23,16 +23,16 @@ from fedtools.files.errors import UserError
 from fedtools.files.symbols import check_sentence, unprintable
 from fedtools.files.text_files import stream_lines
 
-# A speaker, utterance or client id becomes a file name and a column: keep it to what both allow.
+# Speaker, utterance and client ids are used as file names and columns, so both must allow them.
 ID_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
-# What not every speaker tells: these tables have a part of the speakers, one at least.
+# Facts that not every speaker gives: these tables have at least one of the speakers.
 PARTIAL = ("spk2gender", "spk2age")
-# Kaldi's extract-segments lets a segment's end lie this far (seconds) beyond its recording.
+# Kaldi's extract-segments lets a segment end this far (in seconds) beyond its recording.
 MAX_OVERSHOOT = 0.5
 
 
 def check_id(name: str, what: str, path: str | Path | None = None, line: int | None = None) -> str:
-    """Return `name` if it can be used as an id and a file name; a `UserError` names it if not."""
+    """Return `name` if it is usable as an id and a file name; otherwise raise a `UserError`."""
     if not ID_PATTERN.fullmatch(name):
         problem = f"{what} {name!r} is not usable as an id"
         remedy = "use letters, digits, '_', '-', '.' and '+', not beginning with '.', '-' or '+'"
@@ -41,9 +41,9 @@ def check_id(name: str, what: str, path: str | Path | None = None, line: int | N
 
 
 def check_ids(table: Mapping[str, str], path: Path) -> None:
-    """Raise a `UserError`, naming the line, if a table of utterances' owners has a bad id.
+    """Raise a `UserError`, naming the line, if utt2spk or utt2client has an unusable id.
 
-    These tables say what utterances, speakers and clients there are: no other is looked at.
+    These two tables define the utterances, speakers and clients; other tables are not checked.
     """
     if owner := {"utt2spk": "speaker", "utt2client": "client"}.get(path.name):
         for line, (key, value) in enumerate(table.items(), 1):
@@ -52,18 +52,18 @@ def check_ids(table: Mapping[str, str], path: Path) -> None:
 
 
 def corpus_folder(folder: Path, what: str) -> Path:
-    """Return the absolute path of a folder; a `UserError` if wav.scp could not name its files.
+    """Return a folder's absolute path; raise a `UserError` if wav.scp cannot name files in it.
 
     Args:
         folder: the folder.
-        what: the remedy if it is not there: what to name instead.
+        what: what to name instead, for the remedy if the folder is missing.
     """
     if not folder.is_dir():
         raise UserError("no such folder", path=folder, remedy=f"name {what}")
     folder = folder.resolve()
     if str(folder) != " ".join(str(folder).split()):
         raise UserError("wav.scp cannot hold doubled spaces", path=folder, remedy="rename it")
-    # What does not print, or is no UTF-8: a table with it would not be read.
+    # A table with unprintable characters, or bytes that are not UTF-8, could not be read.
     if not str(folder).isprintable():
         problem = f"the folder {str(folder)!r} has characters that do not print"
         raise UserError(problem, remedy="rename it")
@@ -71,7 +71,7 @@ def corpus_folder(folder: Path, what: str) -> Path:
 
 
 def byte_order(keys: Iterable[str]) -> list[str]:
-    """Sort as `LC_ALL=C sort` does: by UTF-8 bytes."""
+    """Sort keys as `LC_ALL=C sort` does: by UTF-8 bytes."""
     return sorted(keys, key=lambda key: key.encode("utf-8"))
 
 
@@ -83,7 +83,7 @@ def read_table(
     Args:
         path: the table.
         values: "required", or "optional" to let a key stand alone (its value is then "").
-        lines: what is in it, where it was read already.
+        lines: its lines, if they have been read already.
 
     Returns:
         key -> value, in the order of the file.
@@ -105,7 +105,7 @@ def read_table(
         elif not value and values == "required":
             problem, remedy = f"{key!r} has no value", "remove it"
         elif value != value.strip() or "  " in value or line.endswith((" ", "\t")):
-            problem, remedy = "leading, doubled or trailing whitespace", "squeeze it"
+            problem, remedy = "leading, doubled or trailing whitespace", "use single spaces"
         elif key in table:
             problem = f"{key!r} comes twice"
         elif encoded < previous:
@@ -118,11 +118,10 @@ def read_table(
 
 
 def read_transcripts(path: str | Path) -> dict[str, str]:
-    """Read a Kaldi `text`, utterance -> words; no words are "".
+    """Read a Kaldi `text`: utterance -> words, "" for an empty transcript.
 
     Raises:
-        UserError: as of `read_table`, and for a word that programs keep for themselves, or a
-            character that does not print.
+        UserError: as in `read_table`, and for a reserved word or an unprintable character.
     """
     table = read_table(path, values="optional")
     for line, sentence in enumerate(table.values(), 1):
@@ -136,17 +135,17 @@ def read_transcripts(path: str | Path) -> dict[str, str]:
 
 def write_table(path: str | Path, table: Mapping[str, str]) -> None:
     """Write a "key value" table, sorted in the C locale, atomically."""
-    # A key alone has no whitespace after it, or `read_table` would call the line unclean.
+    # A key without a value has no trailing space, which `read_table` would refuse.
     lines = (f"{key} {table[key]}" if table[key] else key for key in byte_order(table))
     write_lines(path, lines)
 
 
 def parse_segment(value: str, path: str | Path, line: int) -> tuple[str, float, float]:
-    """Recording id, start and end (seconds) of one line of Kaldi's `segments`, after its key.
+    """Parse a line of Kaldi's `segments`, after its key: recording id, start and end in seconds.
 
     Raises:
-        UserError: naming `path` and `line`, unless there are three fields, two of them numbers,
-            0 <= start < end (or end is -1: the recording's end).
+        UserError: naming `path` and `line`, unless there are three fields, the last two are
+            numbers, and 0 <= start < end (or end is -1: the recording's end).
     """
     try:
         recording, begin, stop = value.split()
@@ -163,7 +162,7 @@ def parse_segment(value: str, path: str | Path, line: int) -> tuple[str, float, 
 
 
 def invert(utt2x: Mapping[str, str]) -> dict[str, list[str]]:
-    """utt -> x to x -> sorted utts, keys sorted."""
+    """Invert a map utt -> x into x -> sorted utts, with sorted keys."""
     x2utt: dict[str, list[str]] = {}
     for utt in byte_order(utt2x):
         x2utt.setdefault(utt2x[utt], []).append(utt)
@@ -174,13 +173,13 @@ def invert(utt2x: Mapping[str, str]) -> dict[str, list[str]]:
 class DataDir:
     """A data directory in memory; tables that the directory lacks are empty.
 
-    `wav_scp` and `segments` values are kept as strings, as they stand in the files. `others` has
-    the tables that have no field of their own (utt2accent, spk2gender, ...) by their file names;
-    they are read only when all tables are.
+    `wav_scp` and `segments` values are kept as strings, as they stand in the files. `others` holds
+    the tables without a field of their own (utt2accent, spk2gender, ...) by file name; they are
+    read only if all tables are.
     """
 
     path: Path
-    # In the order in which they are written: utt2spk says what the utterances are.
+    # In the order of writing: utt2spk comes first, because it defines the utterances.
     utt2spk: dict[str, str] = field(default_factory=dict)
     wav_scp: dict[str, str] = field(default_factory=dict)
     segments: dict[str, str] = field(default_factory=dict)
@@ -193,12 +192,12 @@ class DataDir:
 
     @classmethod
     def read(cls, path: str | Path, *tables: str) -> DataDir:
-        """Read the named tables ("text", "utt2spk", ...), or all that are there.
+        """Read the named tables ("text", "utt2spk", ...), or all tables of a directory.
 
         Raises:
             UserError: if a named table is missing, a table is empty or breaks a rule of
-                `read_table` (text: of `read_transcripts`), or the id of an utterance, speaker or
-                client is not usable.
+                `read_table` (text: of `read_transcripts`), or an utterance, speaker or client id
+                is not usable.
         """
         path = Path(path)
         if not path.is_dir():
@@ -217,9 +216,9 @@ class DataDir:
         return data
 
     def write(self, *, remove_others: bool = False) -> None:
-        """Write every non-empty table, and spk2utt and client2utt with them.
+        """Write every non-empty table, as well as spk2utt and client2utt.
 
-        With `remove_others`, tables that an earlier run left there and this one lacks are removed.
+        With `remove_others`, tables that an earlier run wrote and this one lacks are removed.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if remove_others:
@@ -235,25 +234,25 @@ class DataDir:
 
     @property
     def utterances(self) -> list[str]:
-        """Utterance ids in C order."""
+        """Return the utterance ids in C order."""
         return list(self.utt2spk)
 
     def check_features(self, utts: Iterable[str]) -> None:
-        """Raise a `UserError` that names the file if an utterance has no entry in feats.scp."""
+        """Raise a `UserError` naming the file if an utterance has no entry in feats.scp."""
         if lacking := next((utt for utt in utts if utt not in self.feats_scp), None):
             problem = f"no features of utterance {lacking!r}"
             raise UserError(problem, path=self.path / "feats.scp", remedy="extract them")
 
     def recordings(self, utts: Iterable[str]) -> set[str]:
-        """The recordings, keys of `wav_scp`, that utterances are segments of."""
+        """Return the recordings, keys of `wav_scp`, that contain some utterances."""
         if not self.segments:
             return set(utts)
         return {self.segments[utt].split()[0] for utt in utts if utt in self.segments}
 
     def restrict(self, keep: Collection[str], path: Path | None = None) -> DataDir:
-        """The same tables with only the utterances in `keep`, and their speakers and recordings."""
+        """Return the tables restricted to some utterances, and their speakers and recordings."""
         utts = set(keep)
-        # By `keyed_by`, which is None of no table here.
+        # The keys to keep, by the kinds of `keyed_by`, which knows all tables here.
         keys: dict[str | None, set[str]] = {
             "utterance": utts,
             "speaker": {spk for utt, spk in self.utt2spk.items() if utt in utts},
@@ -270,10 +269,10 @@ class DataDir:
 
     @classmethod
     def combine(cls, path: Path, inputs: Sequence[DataDir]) -> tuple[DataDir, list[str]]:
-        """The utterances of several data directories in one, as Kaldi's combine_data.sh.
+        """Combine several data directories into one, like Kaldi's combine_data.sh.
 
         Returns:
-            The data directory, and the names of the tables left out, as not every input has them.
+            The data directory, and the names of the tables left out because an input lacks them.
 
         Raises:
             UserError: if an utterance comes twice, a speaker or recording differs between inputs,
@@ -300,24 +299,24 @@ class DataDir:
         return cls(path, **named, others=everything), left_out
 
     def client_utterances(self, client: str) -> list[str]:
-        """The utterances of one client, in C order; a `UserError` if it has none."""
+        """Return the utterances of one client, in C order; raise a `UserError` if it has none."""
         utts = [utt for utt, owner in self.utt2client.items() if owner == client]
         if not utts:
             problem = f"no utterance of client {client!r}"
-            remedy = f"clients there: {', '.join(invert(self.utt2client)) or 'none'}"
+            remedy = f"known clients: {', '.join(invert(self.utt2client)) or 'none'}"
             raise UserError(problem, path=self.path / "utt2client", remedy=remedy)
         return utts
 
     def _tables(self) -> dict[str, dict[str, str]]:
-        """Every table that is not empty, by its file name, in the order of writing."""
+        """Return every non-empty table by file name, in the order of writing."""
         named = {name: getattr(self, attribute) for attribute, name in _FILES.items()}
         return {name: table for name, table in {**named, **self.others}.items() if table}
 
 
 def evenly_spread(items: Sequence[str], count: int, what: str, path: str | Path) -> list[str]:
-    """`count` of the items, evenly spaced, in order; a `UserError` if there are fewer."""
+    """Return `count` evenly spaced items, in order; raise a `UserError` if there are fewer."""
     if count > len(items):
-        raise UserError(f"{count} {what} wanted, {len(items)} are there", path=path)
+        raise UserError(f"{count} {what} requested, but there are only {len(items)}", path=path)
     return [items[i * len(items) // count] for i in range(count)]
 
 
@@ -330,7 +329,7 @@ _INVERSES = ("spk2utt", "client2utt")
 
 
 def keyed_by(name: str) -> str | None:
-    """What the keys of a table are: "utterance", "speaker", "recording"; None for no such table."""
+    """Return the kind of a table's keys: "utterance", "speaker", "recording", or None."""
     if name.startswith("utt2") or name in ("text", "segments", "feats.scp", "vad.scp"):
         return "utterance"
     if name.startswith("spk2") or name == "cmvn.scp":
@@ -339,7 +338,7 @@ def keyed_by(name: str) -> str | None:
 
 
 def other_tables(path: Path) -> list[str]:
-    """The names of the tables of a data directory that `DataDir` has no field for, sorted."""
+    """Return the names of a data directory's tables that `DataDir` has no field for, sorted."""
     known = (*_FILES.values(), *_INVERSES)
     names = (file.name for file in path.iterdir() if not file.is_dir())
     return sorted(name for name in names if keyed_by(name) and name not in known)

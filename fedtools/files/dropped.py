@@ -1,4 +1,4 @@
-"""What the preparation of a corpus leaves out, and why."""
+"""Counts of the items that the preparation of a corpus leaves out, by reason."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ from collections.abc import Mapping
 
 
 class Dropped(Counter[str]):
-    """Reason -> how many are left out; `first` has the place of the first of each fault."""
+    """Counter of dropped items by reason; `first` has the place of the first fault of each kind."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first: dict[str, str] = {}
 
     def fault(self, reason: str, place: str) -> None:
-        """Count what cannot be used."""
+        """Count an item that cannot be used."""
         self[reason] += 1
         self.first.setdefault(reason, place)
 
     def faults(self) -> int:
-        """How many cannot be used; other reasons are of what nobody asked for."""
+        """Return the number of unusable items, without those that are merely not wanted."""
         return sum(self[reason] for reason in self.first)
 
     def told(self) -> str:
-        """Reasons and their counts, the most frequent first."""
+        """Return the reasons and their counts as text, the most frequent first."""
         return told(self)
 
 
 def told(counts: Mapping[str, int], first: Mapping[str, str] | None = None) -> str:
-    """Reasons and their counts, the most frequent first, each with the first of its kind if known.
+    """Return reasons and counts as text, the most frequent first, such as "no words: 3".
 
-    "malformed line: 3, no words: 1"
+    Args:
+        counts: reason -> count.
+        first: reason -> the place of the first item, which is added to the text.
     """
     reasons = sorted((-count, reason) for reason, count in counts.items() if count)
     shown = {reason: f", the first {one}" for reason, one in (first or {}).items()}

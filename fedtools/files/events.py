@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard: `tensorboard --logdir EXP/tensorboard` shows them round by round."""
+"""Scalars for TensorBoard: `tensorboard --logdir EXP/tensorboard` shows them by round."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _PREFIX = "events.out.tfevents."
 
 
 def write_scalars(folder: str | Path, part: str, step: int, scalars: Mapping[str, float]) -> None:
-    """Write the scalars of one step as an event file of their own.
+    """Write the scalars of one step to their own event file.
 
-    A step that is done again replaces its file, so that a killed run leaves no point twice.
+    A repeated step replaces its file, so that a killed run leaves no duplicate points.
 
     Args:
-        folder: what TensorBoard is pointed at.
-        part: tells files of the same step apart, such as "train" and "valid".
+        folder: the log directory of TensorBoard.
+        part: distinguishes files of the same step, such as "train" and "valid".
         step: the round.
         scalars: tag -> value.
     """
@@ -39,6 +39,6 @@ def write_scalars(folder: str | Path, part: str, step: int, scalars: Mapping[str
 
 
 def step_of(path: Path) -> int | None:
-    """The step of a file that `write_scalars` wrote; None of any other, such as TensorBoard's."""
+    """Return the step of a file of `write_scalars`, or None for other files."""
     found = re.fullmatch(rf"{re.escape(_PREFIX)}(\d{{8,9}})", path.name, re.ASCII)
     return int(found[1]) if found else None

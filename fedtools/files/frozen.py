@@ -1,16 +1,16 @@
-"""What the frozen bottom of a model makes of data: computed once, and kept beside the data's owner.
+"""A cache of the outputs of a model's frozen layers, computed once and kept by the data's owner.
 
-    EXP/clients/<client>/frozen/<split>.<key>.npy   of a client's own utterances or clips
-    EXP/frozen/<owner>/<split>.<key>.npy            of somebody who is no client, such as the
-                                                    speakers of a test
-    EXP/frozen/<split>.<key>.npy                    of a whole split, where the server trains on it,
-                                                    or it is measured as a whole
+    EXP/clients/<client>/frozen/<split>.<key>.npy   for a client's own utterances or clips
+    EXP/frozen/<owner>/<split>.<key>.npy            for people who are no clients, such as test
+                                                    speakers
+    EXP/frozen/<split>.<key>.npy                    for a whole split, on which the server trains or
+                                                    evaluates
 
-Each is an array (rows, values) in numpy's format: the positions of one utterance after another.
-The key is a hash of all that the values depend on: the pretrained model, the layers, the data, what
-they are padded with, and how they are kept. A file of another key is removed when one is made in
-its place. Nobody else can read these folders. They may be removed while nothing runs: what is
-missing is made again, with the same values. They do not depend on rounds, so a reset leaves them.
+Each file is an array (rows, values) in numpy's format, with the frames of all utterances end to
+end. The key is a hash of all that the values depend on: the pretrained model, the layers, the data,
+the padding and the number format. A new file replaces one with another key. Other users cannot read
+these folders. They may be removed while nothing runs: missing files are computed again, with the
+same values. They do not depend on rounds, so a reset keeps them.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from fedtools.files.locks import lock
 from fedtools.files.private import make_private
 
 _FOLDER, _DIGITS = "frozen", 16
-# Another number where what is computed changes.
+# To be increased whenever the computation changes.
 _VERSION = 1
-# Each takes a file descriptor.
+# Each mapped file takes a file descriptor.
 _MAPPED = 128
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where values lie, and what they are.
+    """The location, shape and type of cached values.
 
     Attributes:
-        folder: private.
-        split: of the data.
-        key: of `key_of`.
+        folder: a private folder.
+        split: the split of the data.
+        key: a hash of all that the values depend on.
         shape: (rows, values).
-        dtype: numpy's name.
+        dtype: numpy's name of the type.
     """
 
     folder: Path
@@ -56,14 +56,14 @@ class Place:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Return the path of the file."""
         return self.folder / f"{self.split}.{self.key}.npy"
 
     def make(self, parts: Callable[[], Iterable[tuple[int, np.ndarray]]]) -> None:
-        """Compute and write what is not there yet; another process that does so is waited for.
+        """Compute and write the values if they are missing; wait for another process that does so.
 
         Args:
-            parts: gives first rows, and the values from there; every row once.
+            parts: yields the first row of a part, and its values; every row comes once.
         """
         if self.path.is_file():
             return
@@ -81,7 +81,7 @@ class Place:
     def _write(self, path: Path, parts: Iterable[tuple[int, np.ndarray]]) -> None:
         rows, values = self.shape
         written = 0
-        # Not through a map, by which a full disk would end the process.
+        # Not through a memory map: on a full disk, that would kill the process.
         with open(path, "wb") as file:
             description = {"descr": np.dtype(self.dtype).str, "fortran_order": False}
             np.lib.format.write_array_header_1_0(file, description | {"shape": self.shape})
@@ -94,14 +94,14 @@ class Place:
             raise ValueError(f"{written} rows, {rows} are expected")
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """A copy of rows `first` to `last` - 1, float32."""
+        """Return a copy of rows `first` to `last` - 1, as float32."""
         return np.array(self.mapped()[first:last], "f4")
 
     def mapped(self) -> np.ndarray:
-        """All rows; a `UserError` if the file is gone or damaged."""
+        """Return all rows, memory-mapped; raise a `UserError` if the file is missing or damaged."""
         try:
-            told = self.path.stat()
-            return _mapped(self, told.st_ino, told.st_mtime_ns)
+            status = self.path.stat()
+            return _mapped(self, status.st_ino, status.st_mtime_ns)
         except (OSError, ValueError):
             remedy = "remove it if it is there, and run the same command again"
             raise UserError("missing or damaged", path=self.path, remedy=remedy) from None
@@ -109,7 +109,7 @@ class Place:
 
 @lru_cache(maxsize=_MAPPED)
 def _mapped(place: Place, inode: int, changed: int) -> np.ndarray:
-    # For torch, which warns of what cannot be written; what is written stays with the process.
+    # Mapped copy on write, because torch warns of arrays that it cannot write to.
     found: np.ndarray = np.lib.format.open_memmap(place.path, "c")
     if (found.shape, found.dtype) != (place.shape, np.dtype(place.dtype)):
         raise ValueError("another array")
@@ -124,12 +124,12 @@ def place_of(
     shape: tuple[int, int],
     dtype: str,
 ) -> Place:
-    """Where values of somebody's data lie.
+    """Return the place of the cached values of an owner's data.
 
     Args:
-        owner: whose data; None: the whole split.
-        what: all that the values depend on, as things that print alike if they are alike.
-        shape, dtype: of the array.
+        owner: a client or another owner of the data; None for the whole split.
+        what: all that the values depend on, as objects with the same `repr` if they are equal.
+        shape, dtype: those of the array.
     """
     if owner is None:
         folder = experiment.path / _FOLDER
@@ -137,6 +137,6 @@ def place_of(
         folder = experiment.client_dir(owner) / _FOLDER
     else:
         folder = experiment.path / _FOLDER / owner
-    said = repr([_VERSION, *what, shape, dtype])
-    key = hashlib.sha256(said.encode()).hexdigest()[:_DIGITS]
+    text = repr([_VERSION, *what, shape, dtype])
+    key = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
     return Place(folder, split, key, shape, dtype)

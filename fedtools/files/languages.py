@@ -1,15 +1,15 @@
-"""The codes of languages: what names one, and which of them name the same one.
+"""Language codes: which codes are known, and which of them name the same language.
 
-Known are all of ISO 639-1, what ISO 639-2 and -3 call the same languages, and the codes of Common
-Voice's list. "de", "deu", "ger" and "de-AT" are of one language. A code may have a script and a
-region behind it, or the variant of a language in Common Voice.
+All codes of ISO 639-1 are known, those of ISO 639-2 and -3 for the same languages, and the codes in
+Common Voice's list. "de", "deu", "ger" and "de-AT" name one language. A code may be followed by a
+script and a region, or by the variant of a language in Common Voice.
 """
 
 from __future__ import annotations
 
 import re
 
-# ISO 639-1, and ISO 639-3 of the same languages.
+# Codes of ISO 639-1, with those of ISO 639-3 for the same languages.
 _PAIRS = """
     aa=aar ab=abk ae=ave af=afr ak=aka am=amh an=arg ar=ara as=asm av=ava ay=aym az=aze ba=bak
     be=bel bg=bul bi=bis bm=bam bn=ben bo=bod br=bre bs=bos ca=cat ce=che ch=cha co=cos cr=cre
@@ -27,15 +27,15 @@ _PAIRS = """
     ug=uig uk=ukr ur=urd uz=uzb ve=ven vi=vie vo=vol wa=wln wo=wol xh=xho yi=yid yo=yor za=zha
     zh=zho zu=zul
 """
-# ISO 639-2/B, codes that were withdrawn, and single languages of ISO 639-3 that a code of ISO 639-1
-# is mostly used for; of Chinese all those that are written in characters.
+# Codes of ISO 639-2/B, withdrawn codes, and individual languages of ISO 639-3 for which a code of
+# ISO 639-1 is mostly used; for Chinese, all languages that are written in characters.
 _ALIASES = """
     alb=sq arm=hy baq=eu bur=my chi=zh cze=cs dut=nl fre=fr geo=ka ger=de gre=el ice=is mac=mk
     mao=mi may=ms per=fa rum=ro slo=sk tib=bo wel=cy iw=he ji=yi jw=jv cmn=zh arb=ar pes=fa
     ekk=et lvs=lv zsm=ms swh=sw uzn=uz azj=az ydd=yi khk=mn npi=ne ory=or plt=mg als=sq wuu=zh
     gan=zh hsn=zh cjy=zh lzh=zh
 """
-# Common Voice's other codes, and some of other corpora.
+# Further codes in Common Voice, and some of other corpora.
 _OTHERS = """
     aat abb abq ace ach ady ajg aln ann anp arn ast awa azb azz bag bal ban bas bax bba bbj bbl
     bce bci beb bew bfd bft bgp bho bkh bkm bnm bnn bqi brh bri brx bsh bsk bsy btv bum bxk bxr
@@ -65,22 +65,22 @@ _PART = re.compile("[a-z]{2}|[0-9]{3}|" + "|".join([*_SCRIPTS.split(), *_VARIANT
 
 
 def main_code(code: str) -> str:
-    """The language of a code, as tables of rules have it: "zh" of zh-CN, zh_TW, zho and cmn."""
+    """Return the main code of a language, as tables use it: "zh" for zh-CN, zh_TW, zho and cmn."""
     main = re.split("[-_]", code.lower())[0]
     return _SAME.get(main, main)
 
 
 def is_known(code: str) -> bool:
-    """Whether the first part of a code is of a language that is known."""
+    """Return whether the first part of a code names a known language."""
     return main_code(code) in _KNOWN
 
 
 def is_language(code: str) -> bool:
-    """Whether this is the code of a known language; not cv-corpus, nor my-clips."""
+    """Return whether a text is the code of a known language, unlike cv-corpus or my-clips."""
     parts = re.split("[-_]", code.lower())[1:]
     return is_known(code) and len(parts) < 4 and all(map(_PART.fullmatch, parts))
 
 
 def is_code(text: str) -> bool:
-    """Whether this is written as a code is, whatever it names."""
+    """Return whether a text has the form of a language code, known or not."""
     return re.fullmatch("[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8}){0,3}", text) is not None

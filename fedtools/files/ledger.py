@@ -1,7 +1,7 @@
-"""The ledger: what every client of every round cost, in bytes, epochs and seconds.
+"""The ledger: the costs of every client in every round, in bytes, epochs and seconds.
 
-Each round's rows are its own `round_0007/ledger.tsv`, written once, when the round is closed; the
-ledger of an experiment is their sum. Seconds differ between runs, all other columns do not.
+Each round has its own `round_0007/ledger.tsv`, written once, when the round is closed; the ledger
+of an experiment is their sum. Seconds differ between runs, all other columns do not.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ SERVER_ROW = "-"
 class LedgerRow(NamedTuple):
     """One client, or the server, in one round.
 
-    `bytes_down` and `bytes_up` are sizes of what was sent, also by a client that was refused, whose
-    steps, epochs and seconds are 0: what it says of its work does not count. `status` is OK, the
-    reason for which the client's message was refused, COLLAPSED or CAPPED. A client whose labels
-    collapsed where the server trained has a row of no cost; if the data have no clients, it is the
-    server's.
+    `bytes_down` and `bytes_up` are sizes of sent files, those of refused messages included; a
+    refused client has 0 steps, epochs and seconds, because its own report does not count. `status`
+    is OK, COLLAPSED, CAPPED, or the reason for which the client's message was refused. If the
+    server trains, a client whose labels collapsed has a row without costs; if the data have no
+    clients, that row is the server's.
     """
 
     round: int
@@ -64,7 +64,7 @@ def write_ledger(path: Path, rows: Sequence[LedgerRow]) -> None:
 
 
 def read_ledger(experiment: Experiment) -> Iterator[LedgerRow]:
-    """The rows of all complete rounds, in their order.
+    """Yield the rows of all complete rounds, in order.
 
     Raises:
         UserError: naming file and line, if a file is missing or was changed, or a row is malformed.
@@ -74,7 +74,7 @@ def read_ledger(experiment: Experiment) -> Iterator[LedgerRow]:
 
 
 def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
-    """The rows of one complete round; errors as of `read_ledger`."""
+    """Yield the rows of one complete round; errors as in `read_ledger`."""
     experiment.round(at).check_ledger()
     path = experiment.round(at).ledger
     seen: set[str] = set()
@@ -83,7 +83,8 @@ def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
         if client != SERVER_ROW:
             check_id(client, "client", path, line)
         if client in seen or count(row, "round", path, line) != at:
-            raise UserError(f"{client!r} comes twice, or of another round", path=path, line=line)
+            problem = f"{client!r} comes twice, or is of another round"
+            raise UserError(problem, path=path, line=line)
         seen.add(client)
         down, up, steps = (count(row, name, path, line) for name in COLUMNS[2:5])
         theirs, ours, seconds = (number(row, name, path, line) for name in COLUMNS[5:8])
@@ -96,5 +97,5 @@ def _rows(path: Path) -> list[dict[str, str]]:
     except UserError:
         if read_lines(path)[:1] != ["\t".join(name for name in COLUMNS if name != "steps")]:
             raise
-    problem = "no column 'steps': an earlier version has closed this round"
-    raise UserError(problem, path=path, remedy="go on with that version, or begin anew")
+    problem = "no column 'steps': an earlier version closed this round"
+    raise UserError(problem, path=path, remedy="continue with that version, or begin anew")

@@ -1,4 +1,4 @@
-"""How a job writes the messages of its clients, one stack of them at a time; see `messages`."""
+"""Writing the messages of a job's clients, one stack of clients at a time; see `messages`."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 
 class MessageWriter:
-    """Write the files of one job without holding them in memory.
+    """Writer of one job's files, which are never held in memory.
 
-    What is left of an earlier try of the same job is removed first. As a context manager it
-    closes at the end of the block, or leaves nothing after an error.
+    Files of an earlier attempt at the same job are removed first. As a context manager, the writer
+    closes the files at the end of the block, or leaves none after an error.
 
     Args:
         round_dir: the round's directory.
         job: the job's number.
         clients: the job's clients, in the order of their rows.
-        payload: what each of them sends.
-        base: SHA-256 of the state that they started from.
+        payload: what each client sends.
+        base: SHA-256 of the global state that the clients started from.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class MessageWriter:
             raise ValueError(f"a client comes twice in {clients}")
         self._payload, self._base = payload, base
         self._written: dict[str, dict[str, object]] = {}
-        # The table first: without its mark, the others do not count.
+        # The table first: it marks the job as complete, and without it other files do not count.
         remove(self._table)
         remove(self._tensors)
         if payload.features:
@@ -77,17 +77,17 @@ class MessageWriter:
         tensors: Mapping[str, np.ndarray | torch.Tensor] | None = None,
         features: Iterable[tuple[str, np.ndarray]] | None = None,
     ) -> None:
-        """Write the messages of some clients of the job, whose order does not change the files.
+        """Write the messages of some clients of the job; the order of calls does not matter.
 
         Args:
-            reports: what each client says.
-            tensors: name -> (len(reports), ...), a row for each client, those of clients that
-                send nothing included; exactly those of the payload.
-            features: utterance and matrix (T, D) of a single client; that they are computed while
-                they are written is part of its seconds.
+            reports: the report of each client.
+            tensors: name -> (len(reports), ...), exactly the tensors of the payload, with a row for
+                each client, even if it sends nothing.
+            features: utterance and matrix (T, D) of a single client; the time of computing them
+                while they are written counts as the client's.
 
         Raises:
-            ValueError: if clients or tensors are not what was announced.
+            ValueError: if clients or tensors are not those that were announced.
         """
         spec, bounds, tensors = self._payload.tensors, self._payload.features, tensors or {}
         if tensors.keys() != spec.keys():
@@ -117,7 +117,7 @@ class MessageWriter:
                 write_at(self._file.fileno(), rows[begin:end], offset)
 
     def _runs(self, reports: Sequence[Report]) -> list[tuple[int, int]]:
-        """Stretches of reports whose rows are neighbours in the file, as (first, last + 1)."""
+        """Return runs of reports whose rows are neighbours in the file, as (first, last + 1)."""
         runs: list[tuple[int, int]] = []
         for index, report in enumerate(reports):
             if report.reason:
@@ -149,22 +149,22 @@ class MessageWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Put the files in place, the table last; a ValueError if a client is missing."""
+        """Put the files in place, the table last; raise a ValueError if a client is missing."""
         if kind is not None:
             self._stack.__exit__(kind, error, trace)
             return
         with self._stack:
             if missing := self._row.keys() - self._written.keys():
-                raise ValueError(f"nothing of {sorted(missing)}")
+                raise ValueError(f"no message of {sorted(missing)}")
         write_tsv(self._table, COLUMNS, [self._written[client] for client in self._row])
 
 
 def job_complete(
     round_dir: Path, job: int, clients: Sequence[str], payload: Payload, base: str
 ) -> bool:
-    """Whether this job's files are all there, for just these clients and this base.
+    """Return whether a job's files are complete, for exactly these clients and this base.
 
-    A rerun skips the jobs for which this is true. Arguments as of `MessageWriter`.
+    A rerun skips complete jobs. Arguments as in `MessageWriter`.
     """
     tensors, table = paths_of(round_dir, job)
     try:

@@ -1,14 +1,14 @@
-"""What clients send in a round, and how the server validates it.
+"""The messages that clients send in a round, and their validation by the server.
 
     update.<job>.tsv           a row for each client of the job; written last, so that it marks the
                                job as complete
-    update.<job>.safetensors   the tensors that the clients send, stacked on dimension 0 in the
-                               order of the rows; a client that sends nothing has zeros there
-    features.<client>.ark .scp features that a client sends, where a method asks for them
+    update.<job>.safetensors   the clients' tensors, stacked on dimension 0 in the order of the
+                               rows; a client that sends nothing has zeros there
+    features.<client>.ark .scp a client's features, if the method asks for them
 
-`fedtools.files.message_writer` writes them; of tensors the reader looks at headers only, and their
-values are checked as `fedtools.server.aggregate` reads them. Nothing that comes from a client is
-trusted: no pickle, no size, no name, no path, no value, no file that is not its own.
+`fedtools.files.message_writer` writes these files. The reader here looks only at the headers of
+tensors; `fedtools.server.aggregate` checks the values while it reads them. Nothing that comes from
+a client is trusted: no pickle, no size, no name, no path, no value, no file of another client.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from fedtools.files.values import Values
 
 COLUMNS = ("client", "utterances", "steps", "loss", "seconds", "bytes", "base", "status")
 
-# The status of a message that counts, and of one whose pseudo-labels were nearly all empty: it
-# counts too, but its model is learning to say nothing. Of a third one the server has lowered the
-# weight, by `Method.max_weight_ratio`.
+# Statuses of messages that count. With COLLAPSED, nearly all pseudo-labels were empty, so that the
+# model is learning to output nothing. With CAPPED, the server has lowered the weight, by
+# `Method.max_weight_ratio`.
 OK, COLLAPSED, CAPPED = "ok", "collapsed", "weight lowered"
 COUNTED = OK, COLLAPSED, CAPPED
-COLLAPSED_FROM = 0.95  # of the labels of a round
+COLLAPSED_FROM = 0.95  # share of empty labels in a round
 
-# Far more than anybody has, or can do.
+# Far more than any client has, or can do.
 MOST_UTTERANCES, _MOST_STEPS = 10**6, 10**9
-# Of a mean over utterances or clips, nats. More is no loss: training has diverged.
+# A mean over utterances or clips, in nats; with a larger loss, training has diverged.
 MAX_LOSS = 1e6
-# Clocks of several machines may be apart; nobody gains by a day.
+# Clocks of machines may differ; a client gains nothing from a day more.
 _MORE_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What each client sends beside its row; by default nothing.
+    """What each client sends in addition to its row; by default nothing.
 
     Attributes:
-        tensors: as one client has them, of a model or of none (counts).
+        tensors: shapes and types of one client's tensors, of a model or others (counts).
         features: bounds on features, or None.
-        values: bounds on the elements of tensors by name; all others need only be finite.
+        values: bounds on the elements of tensors by name; other tensors need only be finite.
     """
 
     tensors: Spec = field(default_factory=dict)
@@ -66,11 +66,11 @@ class Payload:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client can have, and have done, in a round: more is refused.
+    """Upper limits on the numbers of a client's row in a round; more is refused.
 
     Attributes:
-        utterances: of a client.
-        steps: of a client that has so many utterances.
+        utterances: client -> utterances.
+        steps: client, utterances -> steps.
         seconds: since the clients were sampled, by the server's own clock.
     """
 
@@ -80,11 +80,11 @@ class Limits:
 
 
 class Report(NamedTuple):
-    """What a client says of its work in a round: the numbers of its row.
+    """A client's report on its work in a round: the numbers of its row.
 
-    `loss` is its mean training loss, `utterances` the size of its data, which may be zero.
-    A `reason` means that it sends nothing, and why. `empty_labels` is the share of its utterances
-    whose pseudo-labels were empty.
+    `loss` is the mean training loss, `utterances` the size of the client's data, which may be zero.
+    With a `reason`, the client sends nothing, for that reason. `empty_labels` is the share of
+    utterances whose pseudo-labels were empty.
     """
 
     client: str
@@ -100,8 +100,8 @@ class Report(NamedTuple):
 class Message:
     """One client's message that passed all checks; its tensors are row `row` of a job's file.
 
-    `seals` are of the job's files, `sums` name -> SHA-256 of the client's features, which have so
-    many `frames`.
+    `seals` are those of the job's files, `sums` maps names to the SHA-256 of the client's feature
+    files, and `frames` is the number of frames of its features.
     """
 
     client: str
@@ -119,26 +119,26 @@ class Message:
     frames: int = 0
 
     def open(self) -> BinaryIO:
-        """Open the file of its tensors; a `UserError` if it is not as it was checked."""
+        """Open the file of the tensors; raise a `UserError` if it changed since it was checked."""
         return open_received(self.path, seal=self.seals.get(self.path))
 
     def offset(self, name: str) -> int:
-        """The byte of the file at which this client's row of a tensor begins."""
+        """Return the byte of the file at which this client's row of a tensor begins."""
         if self.layout is None:
             raise ValueError(f"no tensors of {self.client}")
         return self.layout.offsets[name] + self.row * self.layout.strides[name]
 
     @property
     def tensor_bytes(self) -> int:
-        """The bytes of its tensors alone."""
+        """Return the size of the message's tensors in bytes."""
         return sum(self.layout.strides.values()) if self.layout else 0
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A client whose message does not count, and why.
+    """A client whose message does not count, and the reason.
 
-    `bytes` came of it all the same, as far as that can be told; 0 of one that sent nothing.
+    `bytes` is the size of the refused message as far as it is known; 0 if the client sent nothing.
     """
 
     client: str
@@ -154,23 +154,22 @@ def read_messages(
     base: str,
     limits: Limits | None = None,
 ) -> tuple[list[Message], list[Refusal]]:
-    """Validate every message of a round, without reading any tensor; features are read.
+    """Validate every message of a round, without reading tensors; features are read.
 
-    A job whose table cannot be read, or names somebody who is not of the job, or whose tensor file
-    is damaged or does not fit its table, loses all of its clients, and nobody else's; a row with
-    nonsense or another base loses its client, as does one that comes twice. The values of tensors
-    are left to `fedtools.server.aggregate`. Files that no job was to write are ignored, with a
-    warning.
+    If a job's table cannot be read, or names a client of another job, or if the tensor file is
+    damaged or does not fit the table, all clients of this job are refused, and only these. A client
+    is refused if its row is invalid, has another base, or comes twice. The values of tensors are
+    left to `fedtools.server.aggregate`. Files of no job are ignored, with a warning.
 
     Args:
         round_dir: the round's directory.
         jobs: the clients of each job.
         sampled: the clients of the round, in the order in which they are returned.
-        payload, base: as of `MessageWriter`.
-        limits: what a client can have done.
+        payload, base: as in `MessageWriter`.
+        limits: upper limits on a client's numbers.
 
     Returns:
-        The messages that count, and one refusal for each other client.
+        The messages that count, and a refusal for each other client.
     """
     expected = {path for job in range(1, len(jobs) + 1) for path in paths_of(round_dir, job)}
     for path in sorted(set(round_dir.glob("update.*")) - expected):
@@ -196,7 +195,7 @@ def read_messages(
 
 
 def sums_of(messages: Sequence[Message]) -> dict[str, str]:
-    """Name -> SHA-256 of the files of messages; of one that changed since it was checked, none."""
+    """Return name -> SHA-256 of the messages' files, without files that have changed since."""
     sums: dict[str, str] = {}
     for path, seal in {pair for message in messages for pair in message.seals.items()}:
         with suppress(UserError):
@@ -207,30 +206,30 @@ def sums_of(messages: Sequence[Message]) -> dict[str, str]:
 
 
 def find_messages(round_dir: Path) -> Iterator[Path]:
-    """The files of everything that clients sent in a round, the tables of jobs first."""
+    """Yield the files that clients sent in a round, the tables of jobs first."""
     for pattern in ("update.*.tsv", "update.*", "features.*"):
         yield from round_dir.glob(pattern)
 
 
 def remove_messages(round_dir: Path) -> None:
-    """Remove everything that clients sent in a round, the tables of jobs first."""
+    """Remove the files that clients sent in a round, the tables of jobs first."""
     for path in find_messages(round_dir):
         remove(path)
 
 
 def paths_of(round_dir: Path, job: int) -> tuple[Path, Path]:
-    """The tensors and the table of a job."""
+    """Return the paths of the tensors and the table of a job."""
     return round_dir / f"update.{job}.safetensors", round_dir / f"update.{job}.tsv"
 
 
 def stacked(spec: Spec, clients: int) -> Spec:
-    """The tensors of so many clients, one after the other."""
+    """Return the spec of the stacked tensors of a number of clients."""
     return {name: ((clients, *shape), kind) for name, (shape, kind) in spec.items()}
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A job's files, and what is expected of them; arguments as of `read_messages`."""
+    """A job's files, and what they should contain; arguments as in `read_messages`."""
 
     round_dir: Path
     number: int
@@ -240,9 +239,9 @@ class _Job:
     limits: Limits
 
     def rows(self) -> dict[str, Message | Refusal]:
-        """What each client's row amounts to; a `UserError` if the table cannot be believed.
+        """Return each client's message or refusal; raise a `UserError` if the table is invalid.
 
-        The bytes of refusals are of tensors alone: of who has a row in a file that can be read.
+        The bytes of refusals are those of tensors alone, for clients with a row in a readable file.
         """
         path, table = paths_of(self.round_dir, self.number)
         lines, seal = received_lines(table, len(self.clients))
@@ -267,8 +266,8 @@ class _Job:
             if times[client] > 1:
                 reason, came = f"came {times[client]} times", times[client] * size
             elif row["status"] not in (OK, COLLAPSED):
-                said = "".join(c if c.isprintable() else "?" for c in row["status"][:300])
-                reason, came = f"left out by its job: {said}", 0
+                status = "".join(c if c.isprintable() else "?" for c in row["status"][:300])
+                reason, came = f"left out by its job: {status}", 0
             try:
                 found[client] = (
                     Refusal(client, reason, came)
@@ -280,7 +279,7 @@ class _Job:
         return found
 
     def _check_names(self, rows: Sequence[Mapping[str, str]], table: Path) -> None:
-        """Insist that only the job's own clients have rows."""
+        """Raise a `UserError` if a client of another job has a row."""
         known = set(self.clients)
         for line, row in enumerate(rows, 2):
             check_id(row["client"], "client", table, line)
@@ -312,13 +311,13 @@ class _Job:
             size += more
         if announced != size:
             raise UserError(f"{announced} bytes announced, {size} sent", path=table, line=line)
-        # It cannot have taken longer than the round has.
+        # A client cannot have worked longer than the round has taken.
         seconds = min(seconds, self.limits.seconds)
         numbers = utterances, steps, loss, seconds, size
         return Message(client, *numbers, path, layout, index, row["status"], seals, sums, frames)
 
     def _beyond(self, client: str, utterances: int, steps: int, loss: float, seconds: float) -> str:
-        """Which number of a row no client can have; "" if none."""
+        """Return what is wrong with a row's numbers, if they are beyond the limits; "" if not."""
         if utterances > (most := self.limits.utterances(client)):
             return f"{utterances} utterances cannot be, it has {most} at most"
         if steps > (most := self.limits.steps(client, utterances)):
@@ -331,7 +330,7 @@ class _Job:
 
 
 def _real(row: Mapping[str, str], column: str, table: Path, line: int) -> float:
-    """The finite number in a field; a `UserError` names file and line if it is anything else."""
+    """Return the finite number in a field; raise a `UserError` if it holds anything else."""
     # float() alone would let whitespace and underscores pass.
     text = row[column][:40]
     known = re.fullmatch(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?", text, re.A)
@@ -342,12 +341,12 @@ def _real(row: Mapping[str, str], column: str, table: Path, line: int) -> float:
 
 
 def status_of(reason: str, empty_labels: float) -> str:
-    """The status of a training: why its result cannot be used, COLLAPSED or OK."""
+    """Return the status of a training: the reason why its result is unusable, COLLAPSED, or OK."""
     good = COLLAPSED if empty_labels >= COLLAPSED_FROM else OK
     return " ".join(reason.split())[:200].strip() or good
 
 
 def _reason_of(error: UserError, folder: Path) -> str:
-    """The message, without the folder, so that it is the same wherever the experiment lies."""
+    """Return an error's message without the folder, so that it is the same in any experiment."""
     text = str(error).replace(f"{folder}/", "")
     return text if len(text) <= 300 else f"{text[:296]} ..."

@@ -1,6 +1,6 @@
-r"""N-best lists: what a decoder proposes for each utterance, with its scores kept apart.
+r"""N-best lists: a decoder's hypotheses for each utterance, with separate scores.
 
-One hypothesis a line, utterances in C order, ranks from 1:
+One hypothesis per line, utterances in C order, ranks from 1:
 
     <utterance>\t<rank>\t<acoustic, natural log>\t<lm, natural log>\t<words>
 """
@@ -39,19 +39,19 @@ class Hypothesis:
     words: str
 
     def total(self, lm_weight: float, word_score: float = 0.0) -> float:
-        """What a decoder maximises: acoustic + lm_weight * lm + word_score * number of words."""
+        """Return the total score: acoustic + lm_weight * lm + word_score * number of words."""
         return self.acoustic + lm_weight * self.lm + word_score * len(self.words.split())
 
 
 def write_nbest(path: str | Path, nbest: Iterable[tuple[str, Sequence[Hypothesis]]]) -> None:
     """Write an N-best list, sorted in the C locale, atomically.
 
-    Scores are written with nine digits: a float32 survives unchanged, and a list that is read and
-    written again is the same file.
+    Scores are written with nine digits, so that a float32 survives unchanged, and a list that is
+    read and written again gives the same file.
 
     Args:
         path: the file.
-        nbest: pairs (utterance, its hypotheses in the order of their ranks).
+        nbest: pairs (utterance, its hypotheses by rank).
 
     Raises:
         UserError: if an utterance comes twice, or a hypothesis could not be read back.
@@ -63,7 +63,7 @@ def write_nbest(path: str | Path, nbest: Iterable[tuple[str, Sequence[Hypothesis
         lines[utterance] = [
             f"{utterance}\t{h.rank}\t{h.acoustic:.9g}\t{h.lm:.9g}\t{h.words}" for h in hypotheses
         ]
-        # The parser is the definition of the format: what it refuses is never written.
+        # The parser defines the format: lines that it would refuse are never written.
         previous = 0
         for line in lines[utterance]:
             previous = _parse(line, path, None, previous)[1].rank
@@ -103,11 +103,11 @@ def best_text(
     lm_weight: float | None = None,
     word_score: float = 0.0,
 ) -> dict[str, str]:
-    """The best hypothesis of each utterance, as a Kaldi text table.
+    """Return the best hypothesis of each utterance, as a Kaldi text table.
 
     Args:
         nbest: utterance -> hypotheses.
-        lm_weight: None for the first of each list, else the largest total with this weight.
+        lm_weight: weight for the total score that is maximised; None takes the first of each list.
         word_score: added for each word; natural log.
     """
     if lm_weight is None:
@@ -133,7 +133,7 @@ def _parse(
         raise UserError(problem, path=path, line=number, remedy=remedy)
     if words != " ".join(words.split()):
         problem = f"words of {utterance!r} with a leading, doubled or trailing whitespace"
-        raise UserError(problem, path=path, line=number, remedy="squeeze them")
+        raise UserError(problem, path=path, line=number, remedy="use single spaces")
     for text in (acoustic, lm):
         # float() alone would let underscores, whitespace and other scripts' digits pass, and "nan".
         if not _SCORE.fullmatch(text) or not math.isfinite(float(text)):

@@ -1,4 +1,4 @@
-"""The options of an experiment, as its config.yaml has them: their types, ranges and defaults."""
+"""The options of an experiment in its config.yaml: their types, ranges and defaults."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from annotated_types import Ge, Le
 from fedtools.files.config import Natural, Section, from_mapping, read_yaml
 from fedtools.files.errors import UserError
 
-# Rounds are folders, and groups of utterances: far more than anybody runs is a slip of the pen.
+# Every round is a folder, and a group of utterances: a larger number can only be a typing error.
 MOST_ROUNDS = 1_000_000
 Rounds = Annotated[int, Ge(1), Le(MOST_ROUNDS)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What an experiment is, in the order of config.yaml.
+    """The options of an experiment, in the order of config.yaml.
 
-    What is here is typed by `fedtools init`, and by `read_frozen` when an experiment is opened;
-    the sections by their owners, then too: `method_conf` by `make_method`, `training` by the
-    task, in `begin` or its constructor, and `model` by whoever builds the model, of speech
-    recognition ESPnet's classes. What was typed is an object from there on. Sections of other
-    commands are in `fedtools.files.sections` and `fedtools.attack.options`.
+    These options are checked by `fedtools init`, and by `read_frozen` when an experiment is opened.
+    Their owners check the sections at the same times: `make_method` checks `method_conf`; the task
+    checks `training`, in `begin` or its constructor; and the builder of the model checks `model`,
+    for speech recognition ESPnet's classes. A checked section is an object from there on. Sections
+    of other commands are in `fedtools.files.sections` and `fedtools.attack.options`.
 
     Attributes:
         method: a name in `fedtools.methods.METHODS`.
         task: a name in `fedtools.tasks.TASKS`.
         clients_per_round: a number, a share as a float, or None for all.
-        rounds: how many by default.
-        average: of how many best models.
-        evaluate_every: so many rounds' models are measured.
-        keep_updates: after a round is complete.
-        start: the SHA-256 of the model to begin with; None draws one from `seed`.
+        rounds: default number of rounds.
+        average: number of best rounds whose models are averaged.
+        evaluate_every: interval, in rounds, between evaluations.
+        keep_updates: whether to keep updates after a round is complete.
+        start: the SHA-256 of the initial model; None draws one from `seed`.
         data: split -> data directory.
-        clients: their number; 0 where nobody is federated.
+        clients: number of clients; 0 without a federation.
     """
 
     method: str
@@ -58,7 +58,7 @@ class Options:
     def __post_init__(self) -> None:
         value, total = self.clients_per_round, self.clients
         share = isinstance(value, float) and 0 < value <= 1
-        # Without clients nobody is sampled, and the number is of no account.
+        # Without clients nothing is sampled, and the number is irrelevant.
         count = isinstance(value, int) and 0 < value <= (total or value)
         if value is not None and not share and not count:
             whose = f"{total} clients" if total else "the clients"
@@ -70,10 +70,10 @@ NAMES = tuple(field.name for field in fields(Options))
 
 
 def read_frozen(path: Path) -> Options:
-    """Read the options that `fedtools init` has frozen; of those nothing is left to a default.
+    """Read the options that `fedtools init` has frozen; all must be there, without defaults.
 
     Raises:
-        UserError: if one is missing, unknown or of a wrong type.
+        UserError: if an option is missing, unknown or of the wrong type.
     """
     found = read_yaml(path)
     options = from_mapping(Options, found, path)

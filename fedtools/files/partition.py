@@ -1,15 +1,15 @@
-"""Clients from any data directory: identically distributed, skewed by label or size, or by a map.
+"""Partitioning of a data directory into clients: IID, skewed by label or size, or by a map.
 
-    iid        every client gets an equal number of utterances at random
-    dirichlet  the utterances of each label are shared out by proportions drawn from a symmetric
+    iid        every client gets an equal number of random utterances
+    dirichlet  the utterances of each label are divided by proportions drawn from a symmetric
                Dirichlet(alpha) (Yurochkin et al., "Bayesian nonparametric federated learning of
                neural networks", ICML 2019; Li et al., "Federated learning on non-IID data silos:
-               an experimental study", ICDE 2022): small alpha, few labels a client
-    quantity   the same proportions for all utterances, whatever their label (Li et al.): small
-               alpha, few large clients and many small ones
-    map        an utt2* table says whose an utterance is, such as utt2spk
+               an experimental study", ICDE 2022): small alpha gives few labels per client
+    quantity   all utterances are divided by such proportions, whatever their labels (Li et al.):
+               small alpha gives few large clients and many small ones
+    map        an utt2* table, such as utt2spk, gives the client of each utterance
 
-Features extracted before lie in the ark in the order of the old clients: extract them after.
+Extract features after partitioning: the ark would otherwise be in the order of the old clients.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _REMEDY = "ask for fewer clients or a smaller --min-utterances"
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """What decides a partition.
+    """The options that determine a partition.
 
     Args:
         scheme: "iid", "dirichlet", "quantity" or "map".
         clients: the number of clients (not for "map").
         alpha: the Dirichlet's parameter, above 0 (for "dirichlet" and "quantity").
         by: the table of labels (for "dirichlet") or of clients (for "map").
-        seed: decides the draw, together with all else here.
-        min_utterances: the least that a client may have; where a draw leaves a client with fewer,
-            random utterances of the largest client move to it ("map" moves none, and fails).
-        keep_speakers: share out whole speakers instead of utterances.
+        seed: the random seed; draws also depend on all other options.
+        min_utterances: the minimum of a client; if a draw leaves a client with fewer, random
+            utterances of the largest client move to it ("map" moves none, and fails).
+        keep_speakers: divide speakers instead of utterances, so that none is split.
     """
 
     scheme: str
@@ -53,20 +53,20 @@ class PartitionConfig:
 
 @dataclass(frozen=True)
 class Partition:
-    """Whose every utterance is, and how many utterances moved to reach the minimum."""
+    """The client of every utterance, and the number of utterances moved to reach the minimum."""
 
     utt2client: dict[str, str]
     moved: int
 
     def sizes(self) -> list[int]:
-        """The clients' numbers of utterances, from the smallest."""
+        """Return the clients' numbers of utterances, in ascending order."""
         return sorted(map(len, invert(self.utt2client).values()))
 
 
 def partition_data_dir(
     data_dir: str | Path, out_dir: str | Path, config: PartitionConfig
 ) -> Partition:
-    """Write `data_dir` to `out_dir` with the clients of `config`; see `partition` for errors."""
+    """Write `data_dir` to `out_dir`, partitioned into clients; errors as in `partition`."""
     data = DataDir.read(data_dir)
     result = partition(data, config)
     replace(data, path=Path(out_dir), utt2client=result.utt2client).write(remove_others=True)
@@ -74,11 +74,11 @@ def partition_data_dir(
 
 
 def partition(data: DataDir, config: PartitionConfig) -> Partition:
-    """Share out the utterances of a data directory; a function of its tables and `config` alone.
+    """Partition the utterances of a data directory; only its tables and `config` matter.
 
     Raises:
         UserError: if the minimum cannot be reached, the table of labels does not have exactly the
-            utterances, a label is no client id (for "map"), or a speaker to be kept whole has
+            utterances, a label is no client id (for "map"), or a speaker that must not be split has
             several labels.
     """
     if not data.utt2spk:
@@ -96,7 +96,7 @@ def partition(data: DataDir, config: PartitionConfig) -> Partition:
     random = generator(config.seed, *purpose)
     owners = np.empty(len(units), dtype=np.int64)
     for label in sorted(set(labels)):
-        # Units of one label, in random order, cut where the clients' proportions say.
+        # Units of one label, in random order, are cut by the clients' proportions.
         members = random.permutation([i for i, name in enumerate(labels) if name == label])
         if config.scheme == "iid":
             bounds = np.arange(1, config.clients) * len(members) // config.clients
@@ -182,7 +182,7 @@ def _by_map(data: DataDir, config: PartitionConfig) -> Partition:
         check_id(client, "client", path, line)
     for client, utts in invert(labels).items():
         if len(utts) < config.min_utterances:
-            problem = f"{client!r} has {len(utts)} utterances of {config.min_utterances} wanted"
-            remedy = "take it out with subset-data, or ask for a smaller --min-utterances"
+            problem = f"{client!r} has {len(utts)} utterances, {config.min_utterances} are required"
+            remedy = "remove it with subset-data, or ask for a smaller --min-utterances"
             raise UserError(problem, path=path, remedy=remedy)
     return Partition(labels, 0)

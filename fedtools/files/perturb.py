@@ -1,4 +1,4 @@
-"""`fedtools perturb-speed`, `perturb-volume`: utterances spoken faster, slower, louder, softer."""
+"""Speed and volume perturbation of data directories: `fedtools perturb-speed`, `perturb-volume`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator
 
-# The table that `extract-features` reads; without it audio is used as it is.
+# Tables that `extract-features` reads; without them it uses the audio unchanged.
 SPEED_TABLE = "utt2speed"
 VOLUME_TABLE = "utt2volume"
-# Beyond these speech is no speech; a typing error of a factor of ten is found.
+# Speech is unintelligible beyond these factors; the bounds also catch a misplaced decimal point.
 SLOWEST, FASTEST = 0.5, 2.0
 
 
@@ -22,16 +22,16 @@ def perturb_speed(data_dir: str | Path, out_dir: str | Path, speeds: Sequence[st
     """Write every utterance at every speed to one data directory.
 
     T. Ko, V. Peddinti, D. Povey, S. Khudanpur: Audio augmentation for speech recognition,
-    Interspeech 2015; names as of Kaldi's perturb_data_dir_speed_3way.sh: at speed 0.9 utterances,
+    Interspeech 2015; names as in Kaldi's perturb_data_dir_speed_3way.sh: at speed 0.9 utterances,
     speakers and recordings are prefixed with "sp0.9-", at speed 1 they keep their names. Clients
-    stay. wav.scp and segments still point into the audio as it was recorded, because a pipe
-    through sox would have to be run by whoever reads the directory: the speed is in `utt2speed`,
-    which `extract-features` applies. Tables of features are left out; `utt2uniq` is added.
+    stay the same. wav.scp and segments still refer to the original audio, because a pipe through
+    sox would have to be run by every reader of the directory; the speed is in `utt2speed`, and
+    `extract-features` applies it. Tables of features are left out; `utt2uniq` is added.
 
     Args:
-        data_dir: needs wav.scp.
+        data_dir: a data directory with wav.scp.
         out_dir: another directory; tables of an earlier run there are removed.
-        speeds: factors as they are written in names, such as "0.9".
+        speeds: factors as they appear in names, such as "0.9".
 
     Raises:
         UserError: if a factor is no number from 0.5 to 2 or comes twice, or the directory is
@@ -44,7 +44,7 @@ def perturb_speed(data_dir: str | Path, out_dir: str | Path, speeds: Sequence[st
     if SPEED_TABLE in data.others:
         raise UserError("perturbed already", path=data.path / SPEED_TABLE)
     if not data.wav_scp:
-        raise UserError("missing", path=data.path / "wav.scp", remedy="speed is changed in audio")
+        raise UserError("missing", path=data.path / "wav.scp", remedy="perturbation needs audio")
     parts = [_at_speed(data, speed, factor) for speed, factor in factors.items()]
     result, _ = DataDir.combine(out, parts)
     result.write(remove_others=True)
@@ -52,7 +52,7 @@ def perturb_speed(data_dir: str | Path, out_dir: str | Path, speeds: Sequence[st
 
 
 def speed_of(data: DataDir, utt: str) -> float:
-    """The factor by which an utterance is to be spoken faster; 1 where nothing is said of it."""
+    """Return the speed factor of an utterance; 1 if it has none."""
     text = data.others.get(SPEED_TABLE, {}).get(utt, "1")
     try:
         return _factor(text)
@@ -64,10 +64,10 @@ def speed_of(data: DataDir, utt: str) -> float:
 def perturb_volume(
     data_dir: str | Path, out_dir: str | Path, low: float, high: float, seed: int
 ) -> DataDir:
-    """Write a data directory whose utterances have a volume each, in `utt2volume`.
+    """Write a data directory with a random volume for each utterance, in `utt2volume`.
 
-    As Kaldi's perturb_data_dir_volume.sh: samples are multiplied by a factor drawn evenly from
-    `low` to `high`; here it is `extract-features` that does it, and nothing is clipped.
+    As in Kaldi's perturb_data_dir_volume.sh, samples are multiplied by a factor drawn uniformly
+    from `low` to `high`; here, `extract-features` multiplies them, and nothing is clipped.
 
     Raises:
         UserError: if the volume is perturbed already, or the directory would be overwritten.
@@ -88,7 +88,7 @@ def perturb_volume(
 
 
 def volume_of(data: DataDir, utt: str) -> float:
-    """The factor of an utterance's samples; 1 where nothing is said of it."""
+    """Return the volume factor of an utterance; 1 if it has none."""
     text = data.others.get(VOLUME_TABLE, {}).get(utt, "1")
     try:
         volume = float(text)
@@ -101,7 +101,7 @@ def volume_of(data: DataDir, utt: str) -> float:
 
 
 def speakers_of(data: DataDir, names: Sequence[str]) -> list[str]:
-    """The people who speak some utterances: one is the same at every speed."""
+    """Return the speakers of some utterances, without the prefixes of perturbed speeds."""
     speeds = data.others.get(SPEED_TABLE, {})
     return [
         data.utt2spk.get(name, "").removeprefix(f"sp{speeds[name]}-" if name in speeds else "")
@@ -110,7 +110,7 @@ def speakers_of(data: DataDir, names: Sequence[str]) -> list[str]:
 
 
 def unperturbed(data: DataDir) -> dict[str, str]:
-    """Utterance -> the name that it has at speed 1: of the same recording it is the same."""
+    """Return utterance -> its name at speed 1, which all copies of a recording share."""
     speeds = data.others.get(SPEED_TABLE, {})
     return {
         name: name.removeprefix(f"sp{speeds[name]}-" if name in speeds else "")
@@ -134,7 +134,7 @@ def _factors(speeds: Sequence[str]) -> dict[str, float]:
 
 def _factor(text: str) -> float:
     factor = float(text)
-    # Digits, point and sign only: the text is part of names.
+    # Only digits and a point, because the text becomes part of names.
     if not (text.isascii() and text.replace(".", "").isdigit() and SLOWEST <= factor <= FASTEST):
         raise ValueError
     return factor
@@ -149,14 +149,14 @@ def _at_speed(data: DataDir, speed: str, factor: float) -> DataDir:
     others = {
         name: named(table) for name, table in data.others.items() if not name.endswith(".scp")
     }
-    # As Kaldi has it: which utterances are copies of one recording.
+    # As in Kaldi, utt2uniq links the utterances that are copies of one recording.
     unique = named(data.others.get("utt2uniq", {utt: utt for utt in data.utterances}))
     speeds = {f"{prefix}{utt}": speed for utt in data.utterances}
     return replace(
         data,
         utt2spk=named(data.utt2spk, value=True),
         wav_scp=named(data.wav_scp),
-        # A segment begins with the name of its recording.
+        # The value of a segment begins with the name of its recording.
         segments=named(data.segments, value=True),
         text=named(data.text),
         utt2dur={

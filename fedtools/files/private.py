@@ -1,11 +1,11 @@
-"""What a client, or the server, keeps for itself from round to round.
+"""Private files that a client, or the server, keeps from round to round.
 
     <owner>/round_0007/<name>.safetensors   tensors as they were after round 7
     <owner>/checkpoint.safetensors          a training in progress
     <owner>/release.safetensors             noisy counts, see `fedtools.privacy.record`
 
-The owner's folder is `EXP/clients/<client>` or `EXP/server`; other users cannot read it. A round
-that is killed is repeated, so what an earlier round kept stays until the next one is complete.
+The owner's folder is `EXP/clients/<client>` or `EXP/server`; other users cannot read it. A killed
+round is repeated, so the files of an earlier round are kept until the next one is complete.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fedtools.files.states import Spec, load_state, save_state
 if TYPE_CHECKING:
     import torch
 
-# The personal part of a client's model. It is kept of every round, for `fedtools average`.
+# The personal part of a client's model, kept for every round, for `fedtools average`.
 PERSONAL_STATE = "personal"
 
 
 def make_private(folder: Path) -> Path:
-    """Make a folder that its owner alone can read; one that is there becomes so."""
+    """Return a folder that only its owner can read, made or restricted if need be."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
@@ -36,23 +36,23 @@ def make_private(folder: Path) -> Path:
 
 
 class Private:
-    """An owner's files, seen from one round."""
+    """An owner's private files, seen from one round."""
 
     def __init__(self, folder: Path, number: int):
         self.folder, self.number = folder, number
 
     @property
     def checkpoint(self) -> Path:
-        """A training in progress."""
+        """Return the path of the checkpoint of a training in progress."""
         return self.folder / "checkpoint.safetensors"
 
     @property
     def release(self) -> Path:
-        """What was released, with noise, in a round that is not complete."""
+        """Return the path of what was released, with noise, in an incomplete round."""
         return self.folder / "release.safetensors"
 
     def load(self, name: str, spec: Spec | None = None) -> dict[str, np.ndarray] | None:
-        """The newest tensors of this name from rounds before this one, or None."""
+        """Load the newest tensors of a name from rounds before this one; None if there are none."""
         for number in reversed(self._rounds()):
             path = self._path(name, number)
             if number < self.number and path.exists():
@@ -60,28 +60,28 @@ class Private:
         return None
 
     def has(self, name: str) -> bool:
-        """Whether `load` would find something."""
+        """Return whether `load` would find tensors."""
         return any(at < self.number and self._path(name, at).exists() for at in self._rounds())
 
     def save(self, name: str, tensors: Mapping[str, np.ndarray | torch.Tensor]) -> None:
-        """Keep tensors for a later round."""
+        """Save tensors for a later round."""
         make_private(self.folder)
         save_state(self._path(name, self.number), tensors)
 
     def save_checkpoint(self, tensors: Mapping[str, np.ndarray | torch.Tensor]) -> None:
-        """Keep a training in progress."""
+        """Save the checkpoint of a training in progress."""
         make_private(self.folder)
         save_state(self.checkpoint, tensors)
 
     def finish(self) -> None:
-        """The round's result is on disk: remove what was kept in case of a kill."""
+        """Remove the files kept in case of a kill, now that the round's result is on disk."""
         self.checkpoint.unlink(missing_ok=True)
         self.drop_old(keep=2)
 
     def drop_old(self, keep: int) -> None:
-        """Remove all but the newest `keep` files of each name, the personal state apart.
+        """Remove all but the newest `keep` files of each name, except the personal state.
 
-        In an open round `keep` must be 2: a round that is killed is repeated from the last but one.
+        In an open round, `keep` must be 2: a killed round is repeated from the last but one.
         """
         for found in self._found().values():
             for number in sorted(at for at in found if at <= self.number)[:-keep]:
@@ -91,17 +91,17 @@ class Private:
                     path.parent.rmdir()
 
     def only_later(self) -> list[int]:
-        """Rounds from this one on, the first of each name of which nothing earlier is kept."""
+        """Return the first kept round of each name that has no files from before this round."""
         return [min(found) for found in self._found().values() if min(found) >= self.number]
 
     def remove(self) -> None:
-        """Remove what was kept in this round, any checkpoint, and any release."""
+        """Remove the files of this round, any checkpoint, and any release."""
         remove(self.checkpoint)
         remove(self.release)
         remove(self._path("", self.number).parent)
 
     def _found(self) -> dict[str, dict[int, Path]]:
-        """The files of each name by round, the personal state apart."""
+        """Return the files of each name by round, except the personal state."""
         found: dict[str, dict[int, Path]] = {}
         for number in self._rounds():
             for path in self._path("", number).parent.glob("*.safetensors"):
@@ -113,6 +113,6 @@ class Private:
         return self.folder / f"round_{number:04d}" / f"{name}.safetensors"
 
     def _rounds(self) -> list[int]:
-        """As numbers: 10000 comes after 9999."""
+        """Return the rounds with files, sorted as numbers, so that 10000 comes after 9999."""
         found = (re.fullmatch(r"round_(\d+)", path.name) for path in self.folder.glob("round_*"))
         return sorted(int(match.group(1)) for match in found if match)

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar on a terminal, now and then a line in a log."""
+"""Progress reports of long work on stderr: a bar on a terminal, occasional lines in a log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-# Frames of 10 ms: the unit in which the speed against real time is told.
+# The length of a frame, for the speed in multiples of real time.
 _FRAME_SECONDS = 0.01
 LOG_EVERY_SECONDS = 30.0
 Own = TypeVar("Own", bound="Bar")
@@ -17,20 +17,20 @@ Item = TypeVar("Item")
 
 
 class Bar:
-    """Counts what is done; tells the time left.
+    """A count of finished work, with the time left.
 
     Args:
-        title: what is being done, such as "round 7, client au".
-        total: steps, or words, in all.
-        done: those that an earlier run has done.
-        bar: further options of the bar.
+        title: the work, such as "round 7, client au".
+        total: the total number of steps or words.
+        done: the number that an earlier run has done.
+        bar: further options of tqdm.
     """
 
     def __init__(self, title: str, total: int, done: int = 0, **bar: Any):
         self.title = title
         self._bar = tqdm(total=total, initial=done, desc=title, disable=None, **bar)
         self._total, self._done, self._begun = total, done, done
-        self._start = self._told = time.monotonic()
+        self._start = self._reported = time.monotonic()
 
     def __enter__(self: Own) -> Own:
         return self
@@ -39,32 +39,32 @@ class Bar:
         self._bar.close()
 
     def left(self) -> str:
-        """The time left, as "01:23"."""
+        """Return the time left, as "01:23"."""
         return _left(self._start, self._done - self._begun, self._total - self._done)
 
     def say(self, line: str) -> None:
-        """A line that stays, above the bar where there is one."""
+        """Print a permanent line, above the bar if there is one."""
         self._bar.write(line, file=sys.stderr)
         sys.stderr.flush()
 
     def _is_due(self, seconds: float) -> bool:
-        """Whether nothing was told for so long, and something is left to be done."""
+        """Return whether the last report is old enough for another, and work is left."""
         now = time.monotonic()
-        due = now - self._told > seconds and self._done < self._total
+        due = now - self._reported > seconds and self._done < self._total
         if due:
-            self._told = now
+            self._reported = now
         return due
 
 
 class Progress(Bar):
-    """Counts training steps; tells loss, speed and time left."""
+    """A count of training steps, with loss, speed and time left."""
 
     def __init__(self, title: str, total: int, done: int = 0):
         super().__init__(title, total, done, unit="step", leave=False)
         self._frames = 0
 
     def advance(self, frames: int, loss: Callable[[], float]) -> None:
-        """One step is done, over so many frames; `loss` is asked for only when it is shown."""
+        """Count one step over a number of frames; call `loss` only when it is shown."""
         self._done += 1
         self._frames += frames
         if not self._bar.disable:
@@ -82,11 +82,11 @@ class Progress(Bar):
 
 
 class Count(Bar):
-    """Counts what is done in one unit; tells the time left.
+    """A count of finished units, with the time left.
 
     Args:
-        title, total, done: as of `Bar`.
-        unit: what is counted, such as "words".
+        title, total, done: as in `Bar`.
+        unit: the units that are counted, such as "words".
     """
 
     def __init__(self, title: str, total: int, unit: str, done: int = 0):
@@ -94,7 +94,7 @@ class Count(Bar):
         self._unit = unit
 
     def advance(self, count: int = 1) -> None:
-        """So many more are done."""
+        """Count a number of units as done."""
         self._done += count
         if not self._bar.disable:
             self._bar.set_description(self.title, refresh=False)
@@ -108,7 +108,7 @@ class Count(Bar):
 def counted(
     items: Iterable[Item], title: str, unit: str, total: int | None = None
 ) -> Iterator[Item]:
-    """Go through a collection, and show how far; `total` is of one whose size is not known."""
+    """Iterate over a collection and show the progress; give `total` if it has no length."""
     if total is None:
         assert isinstance(items, Sized)
         total = len(items)
@@ -119,13 +119,13 @@ def counted(
 
 
 class Lines:
-    """A line for each epoch, or round, that is done.
+    """Progress lines, one for each finished epoch or round.
 
     Args:
-        title: what is being done.
+        title: the work that is reported on.
         unit: "epoch", or "round".
         last: the number of the last one.
-        first: that of the first one that this process does.
+        first: the number of the first one that this process does.
     """
 
     def __init__(self, title: str, unit: str, last: int, first: int = 1):
@@ -133,7 +133,7 @@ class Lines:
         self._start = time.monotonic()
 
     def done(self, number: int, *facts: str) -> None:
-        """Say that one is done, what came out, and how long all others will take."""
+        """Report that an epoch or round is done, with some facts and the time left."""
         done = number - self._first + 1
         seconds = (time.monotonic() - self._start) / done
         left = _left(self._start, done, self._last - number)
@@ -143,5 +143,5 @@ class Lines:
 
 
 def _left(start: float, done: int, left: int) -> str:
-    """How long the rest takes, as "01:23", if it is as fast as what was done since `start`."""
+    """Return the time left, as "01:23", extrapolated from the work done since `start`."""
     return tqdm.format_interval((time.monotonic() - start) / max(done, 1) * left)

@@ -1,4 +1,4 @@
-"""With which code and packages something was made."""
+"""The code and packages with which an experiment or a report was made."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pathlib import Path
 from fedtools import __version__
 from fedtools.files.config import read_yaml, write_yaml
 
-# Of an experiment: written by `fedtools init`.
+# The file in an experiment's folder, written by `fedtools init`.
 RECORD = "software.yaml"
 PACKAGES = ("torch", "espnet")
-# Written by reports, and so no reason to call the code changed.
+# Reports write these files, so that they do not make the code count as changed.
 _REPORTS = ":(exclude,top,glob)egs/*/*/RESULTS*"
 
 
 def record(folder: Path) -> None:
-    """Write the commit of this code and the versions of what it stands on."""
+    """Write the commit of this code and the versions of its dependencies."""
     here = Path(__file__)
-    # An installed copy is not what is checked out around it.
+    # An installed copy may lie in a checkout of other code.
     tracked = _git(here.parent, "ls-files", "--error-unmatch", here.name) is not None
     git = git_hash(here.parent, _REPORTS) if tracked else "unknown"
     write_yaml(folder / RECORD, {"git": git, **software()})
 
 
 def records(folders: Iterable[Path]) -> str:
-    """What experiments were begun with, and how many with each, on one line."""
+    """Return the software of some experiments, and how many began with each, on one line."""
     found: Counter[str] = Counter()
     for folder in folders:
         known = read_yaml(folder / RECORD) if (folder / RECORD).exists() else {}
@@ -39,7 +39,7 @@ def records(folders: Iterable[Path]) -> str:
 
 
 def software() -> dict[str, str]:
-    """Names and versions of what figures depend on, without the builds of one machine."""
+    """Return the versions of the software that figures depend on, without local build tags."""
     found = {"fedtools": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -48,11 +48,11 @@ def software() -> dict[str, str]:
 
 
 def git_hash(folder: Path, *written: str) -> str:
-    """The commit that a folder stands at, "-dirty" if files differ from it, or "unknown".
+    """Return a checkout's commit, with "-dirty" if files differ from it, or "unknown".
 
     Args:
         folder: any folder of the checkout.
-        written: git's path specifications of what does not count as differing.
+        written: git's path specifications of files whose changes are ignored.
     """
     head = _git(folder, "rev-parse", "HEAD")
     changed = _git(folder, "status", "--porcelain", "--", ":/", *written)
@@ -62,7 +62,7 @@ def git_hash(folder: Path, *written: str) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git says; None if it fails."""
+    """Return git's output, or None if git fails."""
     command = ["git", "-C", str(folder), *arguments]
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

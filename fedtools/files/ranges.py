@@ -1,4 +1,4 @@
-"""The ranges that options have, which pydantic checks."""
+"""Types of options with a range, which pydantic checks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Methods and networks by name, each found in a file of its own.
+"""Registries of methods, networks and tasks by name, each in a file of its own.
 
-`fedtools/methods/fedprox.py` registers "fedprox"; nothing else has to know of it. Files of users
-lie in folders named by the environment variable FEDTOOLS_PATH (separated by ":"), under the last
-part of the package's name: `$FEDTOOLS_PATH/methods/mine.py` is `fedtools.methods.mine`.
+`fedtools/methods/fedprox.py` registers "fedprox"; no other file needs to know about it. Users' own
+files lie in the folders of the environment variable FEDTOOLS_PATH (separated by ":"), under the
+last part of the package's name: `$FEDTOOLS_PATH/methods/mine.py` is `fedtools.methods.mine`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class Registry(Generic[T]):
-    """What the modules of a package register; a module is imported when one of its names is used.
+    """The objects that a package's modules register; modules are imported when they are needed.
 
     Args:
-        package: the package's name; made while that package is imported.
-        what: what is registered, for messages: "method".
+        package: the package's name; the registry is made while that package is imported.
+        what: the kind of object, for messages: "method".
     """
 
     def __init__(self, package: str, what: str):
@@ -43,30 +43,30 @@ class Registry(Generic[T]):
         sys.modules[package].__path__.extend(dict.fromkeys(own))
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that makes a class, or an object, known by a name."""
+        """Return a decorator that registers a class, or an object, by a name."""
 
         def keep(registered: T) -> T:
             known = self._modules.get(name, module)
             if known != module:
-                problem = f"registers the {self._what} {name!r}, which {_file_of(known)} is"
+                problem = f"registers the {self._what} {name!r}, as does {_file_of(known)}"
                 remedy = "choose another name"
                 raise UserError(problem, path=_file_of(module), remedy=remedy)
             self._found[name], self._modules[name] = registered, module
             return registered
 
-        # What is registered need not be a class, which would know its module.
+        # The module of the caller; a registered object may not know its module, as a class does.
         module = sys._getframe(1).f_globals["__name__"]
 
         return keep
 
     def get(self, name: object, where: str | Path | None) -> T:
-        """What is registered by a name; a `UserError` names the nearest known one.
+        """Return the object registered by a name; raise a `UserError` that names the nearest one.
 
         Args:
-            where: what the name was read from, if it was a file.
+            where: the file that the name was read from, if any.
         """
         self._check_hidden()
-        # A file usually has the name of what it registers: the others need not be imported.
+        # A file usually registers its own name, so that other files need not be imported.
         if isinstance(name, str) and name not in self._found and name.isidentifier():
             module = f"{self._package}.{name}"
             if find_spec(module):
@@ -76,13 +76,13 @@ class Registry(Generic[T]):
         return self._found[name]
 
     def names(self) -> list[str]:
-        """All names, in alphabetical order."""
+        """Return all names, in alphabetical order."""
         for module in pkgutil.iter_modules(sys.modules[self._package].__path__):
             self._import(f"{self._package}.{module.name}")
         return sorted(self._found)
 
     def _check_hidden(self) -> None:
-        """Refuse a user's file that one of the same name hides, so that it is never imported."""
+        """Raise a `UserError` if a user's file is never imported, hidden by one of its name."""
         files: dict[str, Path] = {}
         for folder in sys.modules[self._package].__path__:
             for file in sorted(Path(folder).glob("*.py")):
@@ -92,14 +92,14 @@ class Registry(Generic[T]):
                 files[file.stem] = file
 
     def _import(self, module: str) -> None:
-        """Import a file; whatever a user's own does wrong is an error that names it."""
+        """Import a file; raise a `UserError` that names a user's file with any error in it."""
         try:
             importlib.import_module(module)
         except (UserError, KeyboardInterrupt):
             raise
         except BaseException as error:
             path = str(getattr(find_spec(module), "origin", module))
-            # The package's own files lack nothing but what is not installed, which is said above.
+            # The package's own files can fail only for missing packages, which the caller reports.
             if Path(path).is_relative_to(_PACKAGE):
                 raise
             lines = [one.lineno for one in traceback.extract_tb(error.__traceback__)

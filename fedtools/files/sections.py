@@ -1,6 +1,6 @@
-"""Sections of a recipe's YAML that its run.sh and commands before any experiment take.
+"""Sections of a recipe's YAML that its run.sh, and commands before an experiment exists, read.
 
-Types, ranges and defaults are here; `fedtools config` checks a section and prints of it.
+Types, ranges and defaults are here; `fedtools config` checks a section and prints its values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TokenType = Literal["bpe", "char"]
 
 @dataclass(frozen=True)
 class Tokens:
-    """Of `fedtools train-tokens`; BPE needs `vocab_size`, characters have all by default."""
+    """Options of `fedtools train-tokens`; `vocab_size` is needed for BPE; for char, None is all."""
 
     token_type: TokenType = "bpe"
     vocab_size: Annotated[int, Ge(4)] | None = None
@@ -26,14 +26,14 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Ngram:
-    """Of `fedtools train-lm`: the longest n-gram."""
+    """Options of `fedtools train-lm`: the longest n-gram."""
 
     order: Order = 4
 
 
 @dataclass(frozen=True)
 class Denominator:
-    """Of `fedtools train-denominator`: the longest n-gram of tokens, and how many are kept."""
+    """Options of `fedtools train-denominator`: the longest n-gram, and the histories to keep."""
 
     order: Annotated[int, Ge(1), Le(4)] = 3
     max_histories: Natural = 2000
@@ -41,7 +41,7 @@ class Denominator:
 
 @dataclass(frozen=True)
 class Ivectors:
-    """Of `fedtools train-ivectors`: of its background model, its output and its data."""
+    """Options of `fedtools train-ivectors`: sizes of its background model, output and data."""
 
     gaussians: Annotated[int, Ge(1), Le(4096)] = 512
     dimension: Annotated[int, Ge(1), Le(1000)] = 100
@@ -50,18 +50,18 @@ class Ivectors:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Of all intervals by the bootstrap; of no YAML, since no model depends on it."""
+    """Options of all bootstrap intervals; they are in no YAML, since no model depends on them."""
 
     resamples: Annotated[int, Ge(1), Le(100_000)] = 1000
 
 
 @dataclass(frozen=True)
 class Newcomers:
-    """Of speakers that no training has heard, in the recipe asr1.
+    """Options of newcomers, speakers without training data, in the recipe asr1.
 
     Attributes:
-        epochs: of adaptation, by `fedtools adapt`.
-        seconds: of its own speech to which a newcomer's model is adapted, the first.
+        epochs: epochs of adaptation, by `fedtools adapt`.
+        seconds: the length of a newcomer's first speech, to which its model is adapted.
     """
 
     epochs: Positive = 10
@@ -70,12 +70,12 @@ class Newcomers:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Of the recipe asr1: how much speech is whose.
+    """Options of the recipe asr1: the amounts of speech of clients and server.
 
     Attributes:
         hours: train, valid and test hours of all clients together, or their ratio.
-        server_hours: the same of the server's own data; none: as `hours`.
-        server_fraction: of the speakers, who are the server's, where clients' accents are any.
+        server_hours: the same for the server's own data; empty: as `hours`.
+        server_fraction: the server's share of the speakers, if clients may have any accent.
     """
 
     hours: tuple[AboveZero, ...] = (100, 10, 10)
@@ -85,17 +85,17 @@ class Corpus:
     def __post_init__(self) -> None:
         for name, found in (("hours", self.hours), ("server_hours", self.server_hours)):
             if len(found) != 3 and (found or name == "hours"):
-                said = "three are wanted, for train, valid and test"
-                raise ValueError(f"option {name!r} has {len(found)} values: {said}")
+                wanted = "three are wanted, for train, valid and test"
+                raise ValueError(f"option {name!r} has {len(found)} values: {wanted}")
 
 
 @dataclass(frozen=True)
 class Clips:
-    """Of the recipe kws1.
+    """Options of the recipe kws1.
 
     Attributes:
-        clip_seconds: the length of a clip: longer ones are cut, and shorter ones filled up.
-        min_clips: smaller clients are left out of training.
+        clip_seconds: the length of a clip; longer ones are cut, and shorter ones padded.
+        min_clips: the minimum number of clips of a client; smaller clients are not trained on.
         paper_min_clips: the same with --split paper.
     """
 
@@ -106,13 +106,13 @@ class Clips:
 
 @dataclass(frozen=True)
 class Landscape:
-    """Of kws1's figure of the accuracy between a model and what two clients make of it.
+    """Options of kws1's figure of the accuracy between a model and the models of two clients.
 
     Attributes:
-        min_clips: the clients are of those with so many clips.
-        epochs: of each client.
-        points: of the grid, in each direction.
-        clips: accuracy is measured on so many at most, drawn at random.
+        min_clips: the minimum number of clips of either client.
+        epochs: epochs of training of each client.
+        points: points of the grid, in each direction.
+        clips: the maximum number of clips, drawn at random, to measure accuracy on.
     """
 
     min_clips: Positive = 10
@@ -123,20 +123,20 @@ class Landscape:
 
 @dataclass(frozen=True)
 class Rescoring:
-    """Of the recipe rescore1.
+    """Options of the recipe rescore1.
 
     Attributes:
-        rounds: T, how often clients send their counts, of each federation.
-        rates: of federated fine-tuning, of which validation data choose one.
-        bonuses: of private words in the first pass, of which validation data choose one.
-        listed: private words are of the transcripts of the first of so many + 1 groups.
+        rounds: T of each federation, the number of rounds in which clients send counts.
+        rates: learning rates of federated fine-tuning, one of which validation data choose.
+        bonuses: bonuses of private words in the first pass, one of which validation data choose.
+        listed: T of the lists of private words, from transcripts of the first of T + 1 groups.
         dp: mechanism of the federation with differential privacy, or none.
-        dp_unit: what epsilon is promised for.
-        epsilon: of all its releases together; a small one protects more.
-        draws: of noise, for each setting of differential privacy that is tried in memory.
-        density_order: of the n-gram of the density ratio.
-        synthetic_order: of the n-gram where a synthesiser speaks the corpus' words.
-        dev_meetings: of dev, which it speaks.
+        dp_unit: the unit that epsilon protects.
+        epsilon: the epsilon of all releases together; smaller values protect more.
+        draws: draws of noise for each setting of differential privacy that is tried in memory.
+        density_order: order of the n-gram of the density ratio.
+        synthetic_order: order of the n-gram if a synthesiser speaks the corpus' words.
+        dev_meetings: meetings of dev that the synthesiser speaks.
     """
 
     rounds: tuple[Positive, ...] = (1, 2, 5, 10)
@@ -154,15 +154,15 @@ class Rescoring:
 
 @dataclass(frozen=True)
 class Sets:
-    """Of the recipe attack1: who is in which set, and with how much speech.
+    """Options of the recipe attack1: the sets of speakers, and their amounts of speech.
 
     Attributes:
-        partition: of the corpus itself.
-        unit: what a speaker is.
-        hours_g: of speech that the global model is trained on.
-        seconds_per_model: of speech that a personalised model is trained on.
-        valid_share: of Train-G's utterances, to tune by and to measure.
-        held_seconds: of speech of a part's speaker that none of its models has, to measure on.
+        partition: the partition of the corpus itself.
+        unit: the unit that counts as a speaker.
+        hours_g: hours of training speech of the global model.
+        seconds_per_model: seconds of training speech of a personalised model.
+        valid_share: share of Train-G's utterances that is held out for validation.
+        held_seconds: seconds of held-out speech of each speaker in a part, for evaluation.
     """
 
     partition: Literal["legacy", "speaker-adaptation"] = "speaker-adaptation"
@@ -175,7 +175,7 @@ class Sets:
 
 @dataclass(frozen=True)
 class PretrainedModel:
-    """Of recipes: the model that `utils/whisper.sh` fetches where the user names no folder."""
+    """Options of recipes: the model that `utils/whisper.sh` fetches if the user names no folder."""
 
     whisper: Literal["none", "tiny.en", "base"] = "none"
 

@@ -1,4 +1,4 @@
-"""Random numbers keyed by what they are for: (seed, round, client, purpose), nothing else.
+"""Random numbers keyed by their use alone: (seed, round, client, purpose).
 
 A global stream would make a client's numbers depend on which clients came before it in the same
 process; a key gives the same numbers for any number of jobs, and after a kill and a rerun.
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 def seed64(seed: int, *key: str | int) -> int:
-    """A seed in [0, 2**64) for this key, as `torch.Generator.manual_seed` takes it.
+    """Return a seed in [0, 2**64) for a key, as `torch.Generator.manual_seed` takes it.
 
     Args:
         seed: the seed of the whole experiment.
-        key: strings and whole numbers, e.g. the round, the client and the purpose; 1 and "1", and
+        key: strings and integers, such as the round, the client and the purpose; 1 and "1", and
             ("a", "b") and ("ab",), are different keys.
 
     Raises:
-        TypeError: if a part of the key is neither a string nor a whole number.
+        TypeError: if a part of the key is neither a string nor an integer.
     """
     return int.from_bytes(_digest(seed, key)[:8], "big")
 
 
 def generator(seed: int, *key: str | int) -> numpy.random.Generator:
-    """A fresh numpy generator for this key; arguments and errors as of `seed64`."""
+    """Return a new numpy generator for a key; arguments and errors as in `seed64`."""
     import numpy as np
 
     return np.random.Generator(np.random.PCG64(int.from_bytes(_digest(seed, key), "big")))

@@ -20,21 +20,22 @@ from fedtools.files.received import open_received, received_lines, seal_of, sum_
 from fedtools.files.seeds import generator
 
 _COMPRESSION = {32: None, 16: TWO_BYTES, 8: ONE_BYTE}
-# What Kaldi calls these.
+# Kaldi's names of these formats.
 _KINDS = {32: "FM", 16: "CM2", 8: "CM3"}
 
 
 @dataclass(frozen=True)
 class Features:
-    """What features a client sends, and the bounds on them.
+    """The format of the features that a client sends, and the bounds on them.
 
     Attributes:
-        size: values of a frame.
-        bits: of a value, as it is written: 32, or 16 or 8 in Kaldi's compressed matrices, whose
-            values are evenly spread between the least and the largest of an utterance.
-        utterances, frames: the largest number of each, in all.
-        longest: frames of an utterance, at most; attention needs memory with their square.
-        largest: a value is at most so far from 0.
+        size: values per frame.
+        bits: bits per value on disk: 32, or 16 or 8 in Kaldi's compressed matrices, which quantise
+            evenly between the smallest and the largest value of an utterance.
+        utterances, frames: the maximum number of each, in total.
+        longest: the maximum number of frames of an utterance; attention needs memory quadratic in
+            it.
+        largest: the maximum magnitude of a value.
     """
 
     size: int
@@ -46,20 +47,20 @@ class Features:
 
 
 def sent_name(client: str, number: int) -> str:
-    """What a client calls an utterance that it sends: nothing that tells the speaker."""
+    """Return the id of a sent utterance, which does not reveal its speaker."""
     return f"{client}-{number:07d}"
 
 
 def sent_names(secret: bytes, client: str, utterances: int) -> list[str]:
-    """The names under which a client sends its utterances, which are in the order of its data.
+    """Return the ids under which a client sends its utterances, in the order of its data.
 
-    The order of names, in which they are sent, has nothing to do with that of the data, which are
-    sorted by speaker.
+    Utterances are sent in the order of these ids, which is independent of the order of the data,
+    because data are sorted by speaker.
 
     Args:
-        secret: what only the client has, such as filterbanks that never leave it, so that runs can
-            be repeated. The server has the experiment's seed, and could undo an order drawn by it,
-            as whoever has the secret can.
+        secret: bytes that only the client has, such as filterbanks that never leave it, so that
+            runs are repeatable. The server knows the experiment's seed, and could undo an order
+            drawn from that; so can anyone who has the secret.
     """
     digest = hashlib.sha256(secret).hexdigest()
     numbers = generator(0, "features", client, digest).permutation(utterances)
@@ -67,17 +68,17 @@ def sent_names(secret: bytes, client: str, utterances: int) -> list[str]:
 
 
 def feature_paths(round_dir: Path, client: str) -> tuple[Path, Path]:
-    """The ark and the scp of a client."""
+    """Return the paths of a client's ark and scp."""
     return round_dir / f"features.{client}.ark", round_dir / f"features.{client}.scp"
 
 
 def write_features(
     round_dir: Path, client: str, matrices: Iterable[tuple[str, np.ndarray]], bits: int = 32
 ) -> int:
-    """Write utterances and their matrices (T, D) as a client sends them; their bytes."""
+    """Write utterances and their matrices (T, D) as a client sends them; return their bytes."""
     ark, scp = feature_paths(round_dir, client)
     entries = write_ark(ark, matrices, compress=_COMPRESSION[bits])
-    # The file's name alone: where the experiment lies is nobody's business.
+    # Only the file name: the message must not reveal the path of the experiment.
     write_table(scp, {utt: f"{ark.name}:{at.rpartition(':')[2]}" for utt, at in entries.items()})
     return ark.stat().st_size + scp.stat().st_size
 
@@ -85,18 +86,18 @@ def write_features(
 def check_features(
     round_dir: Path, client: str, bounds: Features, announced: int
 ) -> tuple[int, int, dict[str, str]]:
-    """Check a client's features, all of which are read.
+    """Read and check all features of a client.
 
     Args:
-        announced: the utterances that the client says it has.
+        announced: the number of utterances that the client reports.
 
     Returns:
-        Their bytes and frames, and name -> SHA-256 of their files, by which `open_sent` knows them.
+        Their bytes and frames, and name -> SHA-256 of their files, which `open_sent` compares.
 
     Raises:
-        UserError: if ids, sizes or values are not within bounds, the utterances do not just fill
-            the ark, or a file changes meanwhile. Two in the same bytes could make a small file as
-            large as one likes, and what is of no utterance would be counted, but read by nobody.
+        UserError: if ids, sizes or values are not within bounds, the utterances do not exactly fill
+            the ark, or a file changes in the meantime. Overlapping utterances could make a small
+            file arbitrarily large in memory, and bytes of no utterance would count without use.
     """
     ark, scp = feature_paths(round_dir, client)
     if announced > bounds.utterances:
@@ -104,7 +105,7 @@ def check_features(
     lines, table = received_lines(scp, announced)
     with open_received(ark) as file:
         seal = seal_of(file)
-    # Before anything is made of them: a table may be as long as names may be.
+    # Checked before the lines are parsed, because the table may be large.
     if not lines:
         raise UserError("no utterance", path=scp)
     if len(lines) != announced:
@@ -112,7 +113,7 @@ def check_features(
     entries = _entries(lines, ark, scp)
     reader = FeatureReader(entries, {str(ark): seal})
     frames = _check_shapes(reader, client, bounds, scp)
-    # Before any value is read.
+    # Checked before any value is read.
     _check_filled(reader, ark, seal.size, scp)
     for line, utterance in enumerate(entries, 1):
         if np.abs(reader.read(utterance)).max() > bounds.largest:
@@ -123,9 +124,9 @@ def check_features(
 
 
 def received_bytes(round_dir: Path, client: str) -> int:
-    """What lies there under a client's name, sound or not, in bytes on the disk.
+    """Return the size on disk of a client's feature files, valid or not.
 
-    A sparse file of any size costs its sender nothing.
+    Bytes on disk are counted because a sparse file of any size costs its sender nothing.
     """
     found = 0
     for path in feature_paths(round_dir, client):
@@ -137,7 +138,7 @@ def received_bytes(round_dir: Path, client: str) -> int:
 
 
 def _check_shapes(reader: FeatureReader, client: str, bounds: Features, scp: Path) -> int:
-    """Insist on headers and ids within bounds, and the kind that was asked for; all frames."""
+    """Check all headers and ids against the bounds and the format; return the number of frames."""
     frames = 0
     for line, utterance in enumerate(reader.scp, 1):
         if not re.fullmatch(re.escape(client) + r"-\d{1,9}", utterance, re.ASCII):
@@ -157,10 +158,10 @@ def _check_shapes(reader: FeatureReader, client: str, bounds: Features, scp: Pat
 
 
 def _check_filled(reader: FeatureReader, ark: Path, size: int, scp: Path) -> None:
-    """The ark has its utterances one after the other, each behind its name, and nothing else."""
+    """Raise a `UserError` unless the ark is filled by utterances, each behind its id."""
     end = 0
     for (start, stop), utterance in sorted((reader.extent(one), one) for one in reader.scp):
-        # Ids are ASCII, and a space follows them.
+        # An id is ASCII, and is followed by a space.
         begin = start - len(utterance) - 1
         if begin < end:
             problem = f"{utterance!r} begins within another utterance"
@@ -176,10 +177,10 @@ def _check_gap(end: int, begin: int, ark: Path) -> None:
 
 
 def open_sent(experiment: Experiment, number: int, client: str) -> FeatureReader:
-    """The features that a client sent in a complete round.
+    """Open the features that a client sent in a complete round.
 
     Raises:
-        UserError: if they are not as they were when they were checked.
+        UserError: if they have changed since they were checked.
     """
     folder = experiment.round(number)
     ark, scp = feature_paths(folder.path, client)
@@ -191,13 +192,13 @@ def open_sent(experiment: Experiment, number: int, client: str) -> FeatureReader
         with open_received(path) as file:
             seals[path] = seal_of(file)
         if known.get(path.name) != sum_of(path, seals[path]):
-            raise UserError("not as it was written", path=path, remedy=remedy)
+            raise UserError("changed since it was written", path=path, remedy=remedy)
     lines, _ = received_lines(scp, Features.utterances, seals[scp])
     return FeatureReader(_entries(lines, ark, scp), {str(ark): seals[ark]})
 
 
 def _entries(lines: Sequence[str], ark: Path, scp: Path) -> dict[str, str]:
-    """utterance -> "path:offset" in the client's own ark, whatever path the client wrote."""
+    """Parse the scp: utterance -> "path:offset" in the client's own ark, whatever path it has."""
     entries = {}
     for line, (utterance, value) in enumerate(read_table(scp, lines=lines).items(), 1):
         name, _, offset = value.rpartition(":")

@@ -1,40 +1,41 @@
 """The spoken words of a written sentence, by the rules of its language.
 
-English is a-z and the apostrophe, as it has always been here: marks on letters go, and a sentence
-with other letters has no words. Every other language keeps what it is written with:
+English has a-z and the apostrophe only: marks on letters are removed, and a sentence with other
+letters has no words. Every other language keeps its own script:
 
-letters      all, with the marks on them, in Unicode's form NFC; lower case by `str.lower`, so that
-             ß stays. İ becomes i; I becomes ı where `LANGUAGES` says so. Ligatures, presentation
-             forms, full-width and half-width forms and µ become the letters that they stand for;
-             ำ, ຳ, ໜ, և, ㅋ and ʰ are letters of their own. ゛ and ゜ behind a kana belong to it.
+letters      are all kept, with their marks, in Unicode's form NFC and in lower case by `str.lower`,
+             so that ß stays. İ becomes i; I becomes ı where `LANGUAGES` says so. Ligatures,
+             presentation forms, full-width and half-width forms and µ become the letters that they
+             stand for; ำ, ຳ, ໜ, և, ㅋ and ʰ are letters of their own. ゛ and ゜ belong to the kana
+             before them.
 joiners      (ZWJ, ZWNJ) stay within words, and so does ZWJ after a virama, which makes a letter.
 silent       other format characters (soft hyphen, zero width space, direction marks), variation
-             selectors, tatweel and the Armenian ՛ ՜ ՞ ՟ go; the word that they are in stays one.
-apostrophes  of any kind become ', which stays within words. ʻ is a letter, and ʼ is one at an end
+             selectors, tatweel and the Armenian ՛ ՜ ՞ ՟ are removed without splitting a word.
+apostrophes  of any kind become ', which stays within words. ʻ is a letter, and ʼ is one at the end
              of a word.
-blanks       are what other punctuation becomes, hyphens and the Tibetan tsheg too.
-no words     has a sentence with a digit, a sign that is read as a word ("&", "°", "€", "1ª") or a
-             character that Unicode does not know.
+blanks       replace other punctuation, including hyphens and the Tibetan tsheg.
+no words     are in a sentence with a digit, a sign that is read as a word ("&", "°", "€", "1ª") or
+             a character that is not in Unicode.
 
-`LANGUAGES` has what else is particular:
+`LANGUAGES` has the rules of particular languages:
 
-Catalan      the dot of l·l is a part of the word, and so is what is typed for it: ŀl, l.l, l•l,
-             l‧l, l∙l, l⋅l, l・l, l․l, l⸱l, lꞏl. l-l is two words, as with any hyphen. Occitan has
-             the dot, too.
-Hebrew       and Yiddish: behind a letter, any apostrophe, ʹ and ׳ are a geresh; between letters,
+Catalan      the dot of l·l is a part of the word, and so are its substitutes: ŀl, l.l, l•l, l‧l,
+             l∙l, l⋅l, l・l, l․l, l⸱l, lꞏl. l-l is two words, as with any hyphen. Occitan has the
+             dot, too.
+Hebrew       and Yiddish: after a letter, any apostrophe, ʹ and ׳ are a geresh; between letters,
              any double quotation mark, ʺ, ″, ״ and two such apostrophes are gershayim.
 Hawaiian     and Tahitian, Samoan, Tongan: ʻ, and any apostrophe, ʽ, ʿ and ꞌ before a vowel, are the
              letter ʻ; ‘so’ and 'so' are in quotation marks.
-Greek        an apostrophe at an end of a word stays, where a vowel is left out: γι', 'ναι; what is
-             between ‘ and ’ is in quotation marks.
-Korean       ㆍ is typed for a middle dot, and becomes a blank.
-Thai         ำ is one character, and stands behind a tone mark, also where ◌ํ and า are typed for it;
-             เเ is typed for แ. So it is in Lao.
+Greek        an apostrophe for an elided vowel stays at either end of a word: γι', 'ναι; ‘ and ’
+             around words are quotation marks.
+Korean       ㆍ substitutes for a middle dot, and becomes a blank.
+Thai         ำ is one character after any tone mark, also where ◌ํ and า are typed for it; เเ
+             becomes แ. The same holds for Lao.
 others       oʻ and gʻ of Uzbek, apostrophes that are consonants, and which languages are written
              without spaces.
 
-A code that is not known (`fedtools.files.languages`) has none of these particulars: its letters
-are kept, and its words have spaces between them.
+A language with an unknown code (`fedtools.files.languages`) has no particular rules: its letters
+are kept, and its words are separated by spaces.
 """
 
 from __future__ import annotations
@@ -49,51 +50,51 @@ from types import MappingProxyType
 
 from fedtools.files.languages import main_code
 
-# What people type for an apostrophe, in Greek also accents that stand alone; U+02BC is a letter by
-# its category.
+# Characters that are typed for an apostrophe, in Greek also stand-alone accents; U+02BC is a letter
+# by its category.
 _MODIFIER = "\u02bc"
 _APOSTROPHES = "'\u2018\u2019\u201b`\u00b4\u2032\u055a\u0384\u1fbd\u1fbf" + _MODIFIER
 _ZWJ = "\u200d"
 # Words and parts of words that are neither letters nor marks by their category: the ideographic
-# zero, which is read as it stands, Burmese particles, Sindhi "and" and "in".
+# zero, Burmese particles, and Sindhi "and" and "in".
 _LETTERS = "\u3007\u104c\u104d\u104e\u104f\u06fd\u06fe"
-# Read as words; ª and º, letters by their category, in many ways.
+# Signs that are read as words; ª and º, letters by their category, are read in many ways.
 _SIGNS = "&%@#*/\\§٪‰‱ªº"
-# Symbols by their category that people type for dashes, brackets and dandas.
+# Symbols by their category that are typed for dashes, brackets and dandas.
 _PUNCTUATION = "|¦~<>\u2212"
 _SILENT = (
-    "\u0640\u07fa"  # tatweel and its like
+    "\u0640\u07fa"  # tatweel and similar characters
     "\u055b\u055c\u055e\u055f"  # Armenian, above the stressed vowel of a word
-    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"  # without a shape
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"  # invisible characters
 )
 _SELECTORS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-# Compatibility forms that are folded, by their tag in Unicode's table, and those whose tag does not
-# tell: <compat> is also of letters that have no other spelling.
+# Compatibility forms that are folded, by their tag in Unicode's table; _LIGATURES has those with
+# the tag <compat>, which letters without another spelling have, too.
 _WIDTHS = ("<wide>", "<narrow>")
 _FORMS = ("<font>", "<initial>", "<medial>", "<final>", "<isolated>", "<vertical>")
-# The voicing marks of kana, as characters that stand alone.
+# The stand-alone voicing marks of kana.
 _VOICED = re.compile("(?<=[ぁ-ゖゝァ-ヺヽ])[\u309b\u309c]")
 _LIGATURES = re.compile("[ĲĳĿŀſµǄ-ǌǱ-ǳϐ-ϒϕϖϰ-ϲϴϵϹ\u2f00-\u2fd5ﬀ-ﬆﬓ-ﬗﭏ]")
 
-# Kinds of characters. The last three are why a sentence has no words.
+# Kinds of characters; _REASONS are kinds for which a sentence has no words.
 _LETTER, _MARK, _JOINER, _NOTHING, _APOSTROPHE, _BLANK = range(6)
 _REASONS = ("digits", "symbols", "unknown characters")
 
 
 @dataclass(frozen=True)
 class Language:
-    """What is particular to a language.
+    """The rules of a language.
 
     Attributes:
-        aside: a regular expression of what is written, but not spoken.
-        spelling: regular expressions, and what is written for what they match; apostrophes are
+        aside: a regular expression for text that is written, but not spoken.
+        spelling: regular expressions and their replacements, which apply while apostrophes are
             still as they were typed.
-        capitals: capital letters, and the small ones of them, that are not as elsewhere.
-        inner: marks that stay between two letters, beside the apostrophe.
+        capitals: pairs of a capital and a small letter that differ from those of Unicode.
+        inner: marks that stay between two letters, in addition to the apostrophe.
         letters: marks that are letters.
-        edges: whether an apostrophe at an end of a word is a letter.
+        edges: whether an apostrophe at either end of a word is a letter.
         dots: whether an i keeps a dot that is written as a mark above it.
-        spaces: whether there are spaces between words.
+        spaces: whether words are separated by spaces.
     """
 
     aside: str = ""
@@ -116,10 +117,10 @@ _APOSTROPHE_CLASS = f"[{_APOSTROPHES}]"
 _GERESH_CLASS = f"[{_APOSTROPHES}\u05f3]"
 _OKINA_CLASS = f"[{_APOSTROPHES}\u02bd\u02bf\ua78c]"
 _GERESH = Language(
-    # A geresh makes another consonant of a letter, also at the end of a word; gershayim stand
-    # within acronyms. Elsewhere what is typed for them are quotation marks.
+    # A geresh changes the consonant of a letter, also at the end of a word; gershayim stand within
+    # acronyms. Elsewhere, the characters that are typed for them are quotation marks.
     spelling=(
-        # Letters by their category, typed for apostrophes.
+        # Characters that are letters by their category, but typed for apostrophes.
         ("\u02b9[\u05b0-\u05c7]*", "'"),
         ("[\u02ba\u02ee][\u05b0-\u05c7]*", '"'),
         (
@@ -163,13 +164,13 @@ _LAO = Language(
     spaces=False,
 )
 
-# The table of rules, by the first part of a code: "zh" is of zh-CN, zh-HK and zh-TW. English has a
-# function of its own.
+# The table of rules, by main code: "zh" is for zh-CN, zh-HK and zh-TW. English has a function of
+# its own.
 LANGUAGES: Mapping[str, Language] = MappingProxyType(
     {
         **dict.fromkeys(("tr", "az", "crh", "gag"), _DOTLESS),
         "lt": Language(dots=True),
-        # Letters with any apostrophe; ʻ after other letters is typed for the tutuq, which is one.
+        # Oʻ and gʻ, typed with any apostrophe; ʻ after other letters is the tutuq, an apostrophe.
         "uz": Language(
             spelling=((f"(?<=[OoGg])[{_APOSTROPHES}]", "\u02bb"), (r"(?<![OoGg])\u02bb(?=\w)", "'"))
         ),
@@ -184,27 +185,27 @@ LANGUAGES: Mapping[str, Language] = MappingProxyType(
         "th": _THAI,
         "lo": _LAO,
         **dict.fromkeys(("km", "my", "bo", "dz", "shn"), _UNSPACED),
-        # After Han characters their reading may stand in parentheses.
+        # The reading of Han characters may follow them in parentheses.
         "nan": Language(aside=rf"(?<=[{_HAN}]) ?\([^(){_HAN}]*\)", spaces=False),
     }
 )
 
 
 def rules_of(language: str) -> Language:
-    """The rules of a language by its code, such as "de", "deu", "zh-CN" or "rm-vallader"."""
+    """Return the rules of a language by its code, such as "de", "deu", "zh-CN" or "rm-vallader"."""
     return LANGUAGES.get(main_code(language), Language())
 
 
 def normalise(
     sentence: str, language: str, left_out: Counter[str] | None = None
 ) -> tuple[str, str]:
-    """Spoken words of a sentence, lower case: (text, "") or ("", why there is none).
+    """Return the spoken words of a sentence in lower case: (text, "") or ("", reason for none).
 
     Args:
-        sentence: as it is written.
+        sentence: the written sentence.
         language: a code such as "en", "zh-CN" or "rm-vallader".
-        left_out: if there is a text, the characters of the sentence that it is without are added,
-            but for whitespace.
+        left_out: a counter to which the characters are added that the text lacks, except
+            whitespace, if there is a text.
     """
     lost: Counter[str] = Counter()
     if main_code(language) == "en":
@@ -237,7 +238,7 @@ def _english(sentence: str, lost: Counter[str]) -> tuple[str, str]:
 
 
 def _words(sentence: str, rules: Language, lost: Counter[str]) -> tuple[str, str]:
-    """Those of any other language."""
+    """Return the words of a sentence in any language but English, or a reason; see `normalise`."""
     text = "".join(map(_folded, unicodedata.normalize("NFC", sentence)))
     text = _VOICED.sub(lambda mark: "\u3099\u309a"[mark[0] == "\u309c"], text)
     if rules.aside:
@@ -258,7 +259,7 @@ def _words(sentence: str, rules: Language, lost: Counter[str]) -> tuple[str, str
         else:
             parts.append(" ")
             lost[mark] += 1
-    # Two in a row are a quotation mark.
+    # Two such marks in a row are a quotation mark.
     line = re.sub(f"[{inner}{_MODIFIER}]{{2,}}", " ", joined := "".join(parts))
     line = re.sub(rf"(?<=\S){_MODIFIER}(?=\S)", "'", line)
     words = []
@@ -272,7 +273,7 @@ def _words(sentence: str, rules: Language, lost: Counter[str]) -> tuple[str, str
 
 
 def _spelled(template: str, lost: Counter[str], found: re.Match[str]) -> str:
-    """What is written for what a rule matches; where that is less, and nothing new, it is lost."""
+    """Return a match's replacement; count characters as lost if it merely removes some."""
     spelled = found.expand(template)
     if not Counter(spelled.replace(" ", "")) - Counter(found[0]):
         lost.update(Counter(found[0]) - Counter(spelled))
@@ -280,12 +281,12 @@ def _spelled(template: str, lost: Counter[str], found: re.Match[str]) -> str:
 
 
 def lower(words: str, language: str) -> str:
-    """Words in lower case, by the rules of a language; "" has none of its own."""
+    """Return words in lower case, by the rules of a language; "" for no particular rules."""
     return _lower(words, rules_of(language))
 
 
 def upper(words: str, language: str) -> str:
-    """Words in upper case, likewise; a letter that no single one is the capital of, as ß, stays."""
+    """Return words in upper case, likewise; letters without a single capital, such as ß, stay."""
     rules = rules_of(language)
     words = unicodedata.normalize("NFC", words)
     words = words if rules.dots else re.sub("i\u0307+", "i", words)
@@ -301,12 +302,12 @@ def _lower(word: str, rules: Language) -> str:
     for capital, small in rules.capitals:
         word = word.replace(capital, small)
     word = word.lower()
-    # Python's lower case of İ is an i with a second dot.
+    # Python lowers İ to an i with an additional combining dot.
     return unicodedata.normalize("NFC", word if rules.dots else re.sub("i\u0307+", "i", word))
 
 
 def _cleaned(text: str, lost: Counter[str]) -> str:
-    """Without silent characters, joiners that join nothing, and marks without a letter."""
+    """Return a text without silent characters, useless joiners, and marks without a letter."""
     kept: list[str] = []
     joiner = ""
     for mark in text + " ":
@@ -319,7 +320,7 @@ def _cleaned(text: str, lost: Counter[str]) -> str:
             lost[mark] += 1
             continue
         if joiner:
-            # After a virama (of combining class 9), ZWJ makes a letter also at the end of a word.
+            # After a virama (combining class 9), ZWJ makes a letter, even at the end of a word.
             letter = joiner == _ZWJ and unicodedata.combining(kept[-1]) == 9
             if letter or kind in (_LETTER, _MARK):
                 kept.append(joiner)
@@ -335,7 +336,7 @@ def _cleaned(text: str, lost: Counter[str]) -> str:
 
 @cache
 def _kind(mark: str) -> int | str:
-    """The kind of a character, or the reason why a sentence that has it has no words."""
+    """Return the kind of a character, or the reason for which its sentence has no words."""
     listed: tuple[tuple[str, int | str], ...] = (
         ("\u200c\u200d", _JOINER),
         (_LETTERS, _LETTER),
@@ -358,7 +359,7 @@ def _kind(mark: str) -> int | str:
 
 @cache
 def _folded(mark: str) -> str:
-    """What a compatibility form stands for; any other character as it is."""
+    """Return what a compatibility form stands for, and any other character unchanged."""
     if mark == "ŉ":
         return "'n"
     tag, _, codes = unicodedata.decomposition(mark).partition(" ")
@@ -366,5 +367,5 @@ def _folded(mark: str) -> str:
     if not (form or tag in _WIDTHS or _LIGATURES.match(mark)):
         return mark
     plain = "".join(_folded(chr(int(code, 16))) for code in codes.split())
-    # Forms of Arabic marks stand on a blank, but belong to the letter before.
+    # Forms of Arabic marks decompose to a blank and a mark, which belongs to the letter before.
     return plain.lstrip() if form else plain

@@ -1,8 +1,8 @@
-"""Model states on disk: safetensors files, checked before anything in them is believed.
+"""Model states on disk: safetensors files, validated before they are used.
 
 A state is a set of named tensors of float32, float64, int64 or bool. Files come from clients, so
-the header is read here, with bounds, before memory is allocated or a tensor is looked at. Files
-carry no metadata: the library writes it in the order of a hash map, and bytes would differ.
+the header is read here, with bounds, before memory is allocated or a tensor is read. Files have no
+metadata: the library would write them in the order of a hash map, and bytes would differ.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     import torch
 
 Spec = dict[str, tuple[tuple[int, ...], str]]
-"""name -> (shape, numpy's name of the type), what a state must hold."""
+"""The tensors that a state must hold: name -> (shape, numpy's name of the type)."""
 
-# In the order in which safetensors sorts tensors, so that our files are those of the library.
+# In the order in which safetensors sorts tensors, so that our files equal those of the library.
 _CODES = {"int64": "I64", "float64": "F64", "float32": "F32", "bool": "BOOL"}
 _TYPES = {code: name for name, code in _CODES.items()}
 _RANK = {name: rank for rank, name in enumerate(_CODES)}
 
 # A model of ten thousand tensors has a header of about one MiB.
 _MAX_HEADER = 4 << 20
-# No file is larger, and sizes up to it are whole numbers of 64 bits.
+# No file is larger, and sizes up to this one fit into 64 bits.
 _MAX_BYTES = 1 << 62
 _REMEDY = "the file is damaged, or no safetensors file"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor of a safetensors file lies, in bytes.
+    """The positions of the tensors in a safetensors file, in bytes.
 
-    `offsets` count from the start of the file, `size` is its length, and `strides` is the size of
+    `offsets` count from the start of the file, `size` is its length, and `strides` has the size of
     one row of dimension 0 of each tensor.
     """
 
@@ -54,10 +54,10 @@ class Layout:
 
 
 def spec_of(tensors: Mapping[str, np.ndarray | torch.Tensor]) -> Spec:
-    """The shapes and types of a state's tensors, sorted by name.
+    """Return the shapes and types of a state's tensors, sorted by name.
 
     Raises:
-        UserError: naming the tensor, if its type cannot be in a state.
+        UserError: naming the tensor, if a state cannot hold its type.
     """
     return {
         name: (tuple(tensors[name].shape), _kind(name, tensors[name])) for name in sorted(tensors)
@@ -65,15 +65,15 @@ def spec_of(tensors: Mapping[str, np.ndarray | torch.Tensor]) -> Spec:
 
 
 def row_bytes(spec: Spec) -> int:
-    """The bytes of a state's tensors, without any header."""
+    """Return the size of a state's tensors in bytes, without any header."""
     return sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in spec.values())
 
 
 def as_array(name: str, tensor: np.ndarray | torch.Tensor) -> np.ndarray:
-    """A tensor on the processor, in C order, without copying where it is there already.
+    """Return a tensor as an array in C order, without a copy if it is on the CPU in that order.
 
     Raises:
-        UserError: naming the tensor, if its type cannot be in a state.
+        UserError: naming the tensor, if a state cannot hold its type.
     """
     _kind(name, tensor)
     if hasattr(tensor, "detach"):
@@ -86,32 +86,32 @@ def save_state(path: str | Path, tensors: Mapping[str, np.ndarray | torch.Tensor
 
     Args:
         path: the safetensors file.
-        tensors: name -> tensor of any shape; none at all is a state too.
+        tensors: name -> tensor of any shape; a state may be empty.
 
     Raises:
-        UserError: naming the tensor, if its type cannot be in a state.
+        UserError: naming the tensor, if a state cannot hold its type.
     """
     from safetensors.numpy import save
 
     arrays = {name: as_array(name, tensor) for name, tensor in tensors.items()}
-    # Not the library's own writing: of a full disk it tells neither the file nor in one line.
+    # The library's own writing reports a full disk without the file, and in several lines.
     with atomic_write(path, "wb") as file:
         file.write(save(arrays))
 
 
 def load_state(path: str | Path, spec: Spec | None = None) -> dict[str, np.ndarray]:
-    """Read a state whole.
+    """Read a whole state.
 
     Args:
         path: the safetensors file.
-        spec: what it must hold; by default anything that a state may hold.
+        spec: the tensors that it must hold; by default any.
 
     Returns:
         name -> array, sorted by name.
 
     Raises:
-        UserError: naming the file and, where it is one, the tensor, if the file is missing,
-            damaged, or holds other tensors than `spec`.
+        UserError: naming the file, and the tensor if there is one, if the file is missing, damaged,
+            or holds other tensors than `spec`.
     """
     layout = read_layout(path)
     if spec is not None:
@@ -126,14 +126,14 @@ def load_state(path: str | Path, spec: Spec | None = None) -> dict[str, np.ndarr
 
 
 def check_finite(state: Mapping[str, np.ndarray | torch.Tensor], path: str | Path) -> None:
-    """Fail with a `UserError` naming the file and the first tensor that has a NaN or Inf."""
+    """Raise a `UserError` naming the file and the first tensor that has a NaN or Inf."""
     for name, value in state.items():
         if not np.isfinite(as_array(name, value)).all():
             raise UserError(f"NaN or Inf in tensor {_short(name)}", path=path)
 
 
 def check_spec(found: Spec, expected: Spec, path: str | Path) -> None:
-    """Fail with a `UserError` naming the file and the first tensor that is not as expected."""
+    """Raise a `UserError` naming the file and the first tensor that is not as expected."""
     for name in sorted(found.keys() | expected.keys()):
         if name not in found:
             raise UserError(f"tensor {_short(name)} is missing", path=path)
@@ -148,9 +148,9 @@ def check_spec(found: Spec, expected: Spec, path: str | Path) -> None:
 
 
 def make_header(spec: Spec) -> tuple[bytes, Layout]:
-    """The start of a safetensors file for these tensors, as the library writes it, and its layout.
+    """Return the header of a safetensors file, as the library writes it, and the file's layout.
 
-    For files too large to be held in memory: write the header, then every tensor at its offset.
+    For files that are too large for memory: write the header, then every tensor at its offset.
     """
     entries = _entries(spec)
     text = _json(entries)
@@ -159,10 +159,10 @@ def make_header(spec: Spec) -> tuple[bytes, Layout]:
 
 
 def read_layout(path: str | Path) -> Layout:
-    """Read and check the header of a safetensors file; nothing else of it is read.
+    """Read and check the header of a safetensors file, without reading the tensors.
 
-    It must be the very one that the library writes for these tensors, its metadata aside: then
-    there are no holes, no overlaps, no wrong sizes, and nobody else can read it in another way.
+    Except for metadata, it must be exactly the header that the library writes for these tensors:
+    then there are no holes, overlaps or wrong sizes, and all readers agree on the content.
 
     Raises:
         UserError: naming the file, if it is missing or no regular file, if its header is too long,
@@ -174,7 +174,7 @@ def read_layout(path: str | Path) -> Layout:
 
 
 def layout_of(file: BinaryIO, path: str | Path) -> Layout:
-    """`read_layout` of a file that is open, at its beginning; `path` is what errors call it."""
+    """Read and check the header of an open file, as `read_layout`; `path` is its name in errors."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if length > _MAX_HEADER:
@@ -183,13 +183,13 @@ def layout_of(file: BinaryIO, path: str | Path) -> Layout:
     try:
         found = json.loads(text.decode("utf-8"))
         metadata = {key: found.pop(key) for key in ("__metadata__",) if key in found}
-        told = {name: _shape_and_kind(entry) for name, entry in found.items()}
+        declared = {name: _shape_and_kind(entry) for name, entry in found.items()}
         sound = all(map(_is_metadata, metadata.values()))
     except (ValueError, RecursionError, AttributeError, TypeError):
         sound = False
     if not sound:
         raise UserError("the header is not what it should be", path=path, remedy=_REMEDY)
-    spec = {name: one for name, one in told.items() if one is not None}
+    spec = {name: one for name, one in declared.items() if one is not None}
     wrong = [name for name in found if name not in spec]
     entries = {} if wrong else _entries(spec)
     if _json(metadata | entries) != text.rstrip(b" "):
@@ -203,7 +203,7 @@ def layout_of(file: BinaryIO, path: str | Path) -> Layout:
 
 
 def read_at(descriptor: int, array: np.ndarray, offset: int) -> bool:
-    """Fill a C-ordered array from a position in a file; False if the file ends before it."""
+    """Fill a C-ordered array from a position in a file; return False if the file is too short."""
     if not array.size:
         return True
     left = memoryview(array.reshape(-1).view(np.uint8))
@@ -235,12 +235,12 @@ def _kind(name: str, tensor: np.ndarray | torch.Tensor) -> str:
 
 
 def _json(header: Mapping[str, Any]) -> bytes:
-    # A name that is no Unicode is no name that the library wrote either.
+    # The library writes no name that is not Unicode, so such a name need not survive.
     return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _entries(spec: Spec) -> dict[str, dict[str, Any]]:
-    """What a header says of each tensor, in the order in which they lie one after the other."""
+    """Return the header's entries of all tensors, in the order of the file."""
     entries, end = {}, 0
     for name in sorted(spec, key=lambda name: (_RANK[spec[name][1]], name)):
         shape, kind = spec[name]
@@ -251,7 +251,7 @@ def _entries(spec: Spec) -> dict[str, dict[str, Any]]:
 
 
 def _layout(spec: Spec, entries: Mapping[str, Mapping[str, Any]], start: int) -> Layout:
-    """The layout of a file whose tensors begin at the byte `start`."""
+    """Return the layout of a file whose tensors begin at the byte `start`."""
     ends = {name: [start + place for place in entries[name]["data_offsets"]] for name in entries}
     offsets = {name: begin for name, (begin, _) in ends.items()}
     strides = {name: row_bytes({name: (shape[1:], kind)}) for name, (shape, kind) in spec.items()}
@@ -259,15 +259,15 @@ def _layout(spec: Spec, entries: Mapping[str, Mapping[str, Any]], start: int) ->
 
 
 def _shape_and_kind(entry: Any) -> tuple[tuple[int, ...], str] | None:
-    """What one entry of a header says, if it is a shape and a type that states have."""
+    """Return the shape and type of a header's entry; None if a state cannot hold them."""
     shape, code = (entry.get("shape"), entry.get("dtype")) if isinstance(entry, dict) else (0, 0)
     # numpy has no more than 64 dimensions; bool is an int to isinstance.
     if not isinstance(shape, list) or len(shape) > 32 or not isinstance(code, str):
         return None
     if code not in _TYPES or not all(type(size) is int and size >= 0 for size in shape):
         return None
-    # One by one: a product of such numbers may have more digits than Python will print. To numpy a
-    # dimension of 0 does not make the others small.
+    # Checked one by one, because a product of such numbers may have more digits than Python prints.
+    # A dimension of 0 counts as 1, because numpy limits the product of the others.
     room = _MAX_BYTES // np.dtype(_TYPES[code]).itemsize
     for size in shape:
         if max(size, 1) > room:
@@ -277,11 +277,11 @@ def _shape_and_kind(entry: Any) -> tuple[tuple[int, ...], str] | None:
 
 
 def _is_metadata(value: Any) -> bool:
-    """Whether this is what the format has as metadata: texts by name."""
+    """Return whether a value is valid metadata of the format: texts by name."""
     return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
 
 
 def _short(value: Any) -> str:
-    """A value that someone else chose, made safe and short enough for a message of one line."""
+    """Return an untrusted value as text that is safe and short enough for a one-line message."""
     text = ascii(value)
     return text if len(text) <= 100 else f"{text[:96]} ..."

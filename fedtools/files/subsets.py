@@ -1,4 +1,4 @@
-"""Subsets of data directories, and data directories with other transcripts."""
+"""Subsets of data directories, and data directories with replaced transcripts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedtools.files.errors import UserError, some
 
 
 def first_of_speakers(data: DataDir, seconds: float) -> list[str]:
-    """The first utterances of every speaker, in C order, until they last so many seconds.
+    """Return the first utterances of every speaker, in C order, until they last `seconds`.
 
-    A speaker's last utterance is never among them: something has to be left over. So there is
-    nothing of a speaker with one utterance.
+    A speaker's last utterance is never included, so that some speech is left over. Speakers with a
+    single utterance are therefore left out.
 
     Raises:
-        UserError: if there is no utt2dur, or it lacks an utterance or has no number, or if every
-            speaker has one utterance.
+        UserError: if utt2dur is missing, lacks an utterance or has an invalid number, or if every
+            speaker has a single utterance.
     """
     total: dict[str, float] = {}
     path, chosen = data.path / "utt2dur", []
@@ -35,38 +35,39 @@ def first_of_speakers(data: DataDir, seconds: float) -> list[str]:
             chosen.append(utt)
         total[speaker] = total.get(speaker, 0.0) + duration
     if not chosen:
-        raise UserError("every speaker has one utterance alone", path=data.path / "utt2spk")
+        raise UserError("every speaker has only one utterance", path=data.path / "utt2spk")
     return chosen
 
 
 def rest_of_speakers(data: DataDir, first: Iterable[str]) -> list[str]:
-    """What else there is of the speakers of some utterances, as of a newcomer who has adapted.
+    """Return the other utterances of the speakers of `first`, to test newcomers who have adapted.
 
-    Speakers without any of these are in neither part, and are named on stderr.
+    Speakers without an utterance in `first` are in neither part, and are named on stderr.
     """
     taken = set(first)
     speakers = {data.utt2spk[utt] for utt in taken}
     if single := sorted({*data.utt2spk.values()} - speakers):
-        said = f"speakers with one utterance, left out: {some(single)}"
-        print(f"{data.path}: {said}", file=sys.stderr)
+        note = f"speakers with one utterance, left out: {some(single)}"
+        print(f"{data.path}: {note}", file=sys.stderr)
     return [
         utt for utt, speaker in data.utt2spk.items() if speaker in speakers and utt not in taken
     ]
 
 
 def relabel(data_path: str | Path, text_path: str | Path, out: str | Path) -> str:
-    """Write a data directory with other transcripts; utterances with an empty one are left out.
+    """Write a data directory with other transcripts, without utterances whose transcript is empty.
 
-    Clients of whom nothing is left are named on stderr.
+    Clients that lose all utterances are named on stderr.
 
     Args:
-        text_path: Kaldi `text`, such as `fedtools best-path` writes; an id alone is an empty one.
+        text_path: a Kaldi `text`, such as that of `fedtools best-path`; an id alone is an empty
+            transcript.
 
     Returns:
-        how many utterances are left, in words.
+        A sentence with the number of remaining utterances.
 
     Raises:
-        UserError: if none is left.
+        UserError: if no utterance remains.
     """
     data, found = DataDir.read(data_path), read_table(text_path, values="optional")
     keep = [utt for utt in data.utterances if found.get(utt)]
@@ -75,6 +76,6 @@ def relabel(data_path: str | Path, text_path: str | Path, out: str | Path) -> st
     part = data.restrict(keep, Path(out))
     part.text = {utt: found[utt] for utt in keep}
     part.write(remove_others=True)
-    if gone := sorted({*data.utt2client.values()} - {*part.utt2client.values()}):
-        print(f"{out}: no words for any utterance of {some(gone)}: left out", file=sys.stderr)
+    if lost := sorted({*data.utt2client.values()} - {*part.utt2client.values()}):
+        print(f"{out}: no words for any utterance of {some(lost)}: left out", file=sys.stderr)
     return f"{out}: {len(keep)} of {len(data.utterances)} utterances"

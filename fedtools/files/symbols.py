@@ -1,25 +1,26 @@
-"""What in a text is a symbol and no word, decided in one place; and token lists, made of both.
+"""Symbols in texts, as opposed to words, and token lists, which are made of both.
 
-`<unk>`, in upper or lower case, is a word that nobody can tell: each reader of text takes it for
-the one unknown word that models have, and no tokenizer spells it out. (KenLM takes `<UNK>` for
-`<unk>` when it reads a model, and not when it makes one.) Whatever else stands for an unknown word
-in some corpus, as `[UNK]`, is a word.
+`<unk>`, in upper or lower case, is an unknown word: all readers of text map it to the unknown word
+of their model, and no tokenizer spells it. (KenLM takes `<UNK>` for `<unk>` when it reads a model,
+but not when it estimates one.) Other marks of unknown words in some corpora, such as `[UNK]`, are
+ordinary words.
 
-Words are compared in Unicode's form NFC, whatever form a file has them in: of references and
-hypotheses, of texts and vocabularies.
+Words of references and hypotheses, of texts and vocabularies, are compared in Unicode's form NFC,
+whatever the form in the files.
 
-`RESERVED` are what programs add or look for themselves, in upper or lower case: no transcript and
-no text of a language model may have one as a word.
+`RESERVED` are symbols that programs add or look for, in upper or lower case: no transcript and no
+text of a language model may have one as a word.
 
 A folder of tokens, as `fedtools train-tokens` and `fedtools import` write it:
 
-    tokens.txt   one token a line: <blank> first, <unk> second, <sos/eos> last (ESPnet's token_list)
-    bpe.model    the SentencePiece model, where the tokens are its pieces
-    token_type   "word", where each token is a whole word (or a phone): what blanks separate
+    tokens.txt   one token per line: <blank> first, <unk> second, <sos/eos> last, as in ESPnet's
+                 token_list
+    bpe.model    the SentencePiece model, if the tokens are its pieces
+    token_type   "word", if each token is a whole word (or a phone), separated by blanks
 
-Without the last two, tokens are characters; one of several characters is a symbol such as
-`<noise>`, which is one token wherever it stands. No token has what no text has: characters that do
-not print, but for spaces of other kinds and joiners, and characters that are not in NFC.
+Without the last two files, tokens are characters; a token of several characters is a symbol such as
+`<noise>`, which is one token wherever it stands. Tokens cannot have characters that texts cannot
+have: unprintable ones, except for other kinds of spaces and joiners, and ones that are not in NFC.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ BLANK, UNKNOWN, SPACE, SOS_EOS = "<blank>", "<unk>", "<space>", "<sos/eos>"
 START, END = "<s>", "</s>"
 RESERVED = (START, END, BLANK, SPACE, SOS_EOS, "#0")
 
-# The joiners of Indic and Arabic script, which do not print but change what does.
+# The joiners of Indic and Arabic script, which are invisible but change the characters around them.
 JOINERS = str.maketrans("", "", "\u200c\u200d")
 # A symbol, or any other character; "#0" is one only where it is a word.
 _CHARACTER = re.compile(
@@ -49,12 +50,12 @@ _CHARACTER = re.compile(
 TOKENS, BPE_MODEL, TOKEN_TYPE = FILES = ("tokens.txt", "bpe.model", "token_type")
 CHAR, BPE, WORD = "char", "bpe", "word"
 _REMEDY = "make it with fedtools train-tokens"
-# From this share on, a text is likely to be written in another way than a vocabulary is.
+# From this share of unknown words on, text and vocabulary probably differ in case or spelling.
 UNKNOWN_SHARE = 0.2
 
 
 def is_unknown(word: str) -> bool:
-    """Return whether a word stands for one that nobody can tell."""
+    """Return whether a word is the symbol of the unknown word, in any case."""
     return word[:1] == "<" and word.lower() == UNKNOWN
 
 
@@ -69,10 +70,10 @@ def characters_of(text: str) -> list[str]:
 
 
 def unprintable(text: str) -> str:
-    """Return the first character that no text may have, or "".
+    """Return the first character that texts must not have, or "".
 
-    It does not print, and is neither a space of some kind nor a joiner: nobody sees that it makes
-    another word of a word.
+    Such a character does not print, and is neither a kind of space nor a joiner: it would turn a
+    word into another one that looks the same.
     """
     if text.isprintable():
         return ""
@@ -83,9 +84,9 @@ def unprintable(text: str) -> str:
 
 
 def words_of(sentence: str) -> list[str]:
-    """Return the words of a sentence, in NFC, every unknown one as `<unk>`."""
+    """Return the words of a sentence, in NFC, with every unknown word as `<unk>`."""
     words = nfc(sentence).split()
-    # Most sentences have no symbol at all.
+    # For speed: most sentences have no symbol at all.
     return [UNKNOWN if is_unknown(word) else word for word in words] if "<" in sentence else words
 
 
@@ -102,12 +103,12 @@ def check_sentence(sentence: str, path: str | Path | None = None, line: int | No
 def warn_of_unknown(
     unknown: int, total: int, path: str | Path, vocabulary: str | Path, units: str = "words"
 ) -> None:
-    """Say on stderr where `UNKNOWN_SHARE` of a text's words, or more, are not in a vocabulary.
+    """Warn on stderr if `UNKNOWN_SHARE` of a text's words, or more, are not in a vocabulary.
 
     Args:
-        unknown, total: how many of how many.
-        path: of the text.
-        vocabulary: whose words they are not.
+        unknown, total: the number of unknown words, and of all words.
+        path: the text.
+        vocabulary: the vocabulary, or its file.
     """
     if total and unknown >= UNKNOWN_SHARE * total:
         problem = (
@@ -118,16 +119,16 @@ def warn_of_unknown(
 
 
 def check_tokens(tokens: Sequence[object], path: str | Path, lines: bool = True) -> list[str]:
-    """Return a token list if it is one.
+    """Return a token list as texts, after checking it.
 
     Args:
         lines: whether each token is a line of the file.
 
     Raises:
-        UserError: naming the file, and the line if `lines`.
+        UserError: naming the file, and the line if `lines`, if it is not a token list.
     """
 
-    remedy = _REMEDY if lines else "a model of such tokens cannot be taken over"
+    remedy = _REMEDY if lines else "a model with such tokens cannot be imported"
 
     def refuse(index: int, problem: str, remedy: str = remedy) -> UserError:
         place = "" if lines else f"token_list, token {index + 1}: "
@@ -140,7 +141,7 @@ def check_tokens(tokens: Sequence[object], path: str | Path, lines: bool = True)
             raise refuse(index, f"{token!r} is no token")
         if "\r" in token:
             raise refuse(index, "carriage return", "run dos2unix")
-        # Texts have control characters of this kind between words.
+        # In texts, these control characters separate words.
         blanks = (mark for mark in token if unicodedata.category(mark) in ("Cc", "Zl", "Zp"))
         if mark := unprintable(token) or next(blanks, ""):
             problem = f"no text has the token {token!r}: U+{ord(mark):04X} does not print"
@@ -163,17 +164,17 @@ def check_tokens(tokens: Sequence[object], path: str | Path, lines: bool = True)
 
 
 def pieces_of(model: bytes, path: str | Path) -> list[str]:
-    """Return the pieces of a SentencePiece model but <unk>, <s> and </s>.
+    """Return the pieces of a SentencePiece model except <unk>, <s> and </s>.
 
-    A token list has <blank>, <unk> and <sos/eos> in their stead.
+    A token list has <blank>, <unk> and <sos/eos> instead.
 
     Raises:
-        UserError: if it is no model.
+        UserError: if the bytes are not a SentencePiece model.
     """
     from sentencepiece import SentencePieceProcessor
 
     try:
-        # SentencePiece takes no bytes for no model, and complains later.
+        # SentencePiece takes empty bytes for a missing argument, and fails only later.
         found = SentencePieceProcessor(model_proto=model or b"\0")
         ids = range(found.get_piece_size())
         kept = [i for i in ids if not (found.is_control(i) or found.is_unknown(i))]
@@ -184,23 +185,23 @@ def pieces_of(model: bytes, path: str | Path) -> list[str]:
 
 
 def check_pieces(model: bytes, tokens: Sequence[str], path: Path, where: str | Path) -> None:
-    """Raise a `UserError` unless the token list that `where` has covers a SentencePiece model."""
+    """Raise a `UserError` if a piece of a SentencePiece model is missing in a token list."""
     known = set(tokens)
     for piece in pieces_of(model, path):
         if piece not in known:
             problem = f"the model's piece {piece!r} is not in {where}"
-            raise UserError(problem, path=path, remedy="give the model that the tokens are of")
+            raise UserError(problem, path=path, remedy="give the model of these tokens")
 
 
 def read_tokens(folder: str | Path) -> tuple[list[str], str, bytes | None]:
     """Read a folder of tokens.
 
     Returns:
-        the tokens, their type, and SentencePiece's model of type "bpe".
+        The tokens, their type, and the SentencePiece model if the type is "bpe".
 
     Raises:
-        UserError: naming file and line, if there is no token list, or it is none, or the model is
-            not the one that the tokens are of.
+        UserError: naming file and line, if the token list is missing or invalid, or the model does
+            not fit the tokens.
     """
     folder = Path(folder)
     tokens = read_lines(folder / TOKENS, _REMEDY)
@@ -222,7 +223,7 @@ def read_tokens(folder: str | Path) -> tuple[list[str], str, bytes | None]:
 def write_tokens(
     folder: str | Path, tokens: Sequence[str], token_type: str, model: bytes | None
 ) -> None:
-    """Write a folder of tokens, tokens.txt last: where it is, the folder is whole."""
+    """Write a folder of tokens; tokens.txt comes last, and marks the folder as complete."""
     folder = Path(folder)
     if model is None:
         (folder / BPE_MODEL).unlink(missing_ok=True)

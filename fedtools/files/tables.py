@@ -1,4 +1,4 @@
-"""Tables: tab-separated files with a header, and tables to be read, aligned in columns."""
+"""Tables: tab-separated files with a header, and tables for readers, in aligned columns."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def read_tsv(
     Args:
         path: the file: UTF-8, "\\n" line ends, a header line, no quoting.
         columns: the names that the header must have, in this order; None takes any.
-        numbers: columns that must be there and hold finite numbers.
-        unknown: what else may stand in them, where there is no number.
-        lines: what is in it, where it was read already.
+        numbers: columns that must exist and hold finite numbers.
+        unknown: fields that may stand in such a column instead of a number.
+        lines: its lines, if they have been read already.
 
     Returns:
-        One mapping column -> field for each row, in the order of the file. A row's line number is
-        its index + 2.
+        A mapping column -> field for each row, in the order of the file. A row's line number is its
+        index + 2.
 
     Raises:
         UserError: naming file and line, if the file cannot be read, has another header, a row has
-            another number of fields, or a field is no number.
+            another number of fields, or a field of `numbers` is not a number.
     """
     path = Path(path)
     lines = iter(stream_lines(path) if lines is None else lines)
@@ -72,7 +72,7 @@ def _is_number(text: str) -> bool:
 
 
 def known_number(text: str, otherwise: float) -> float:
-    """A field of `numbers`, or what stands for one that is unknown."""
+    """Return the number in a field, or `otherwise` if it is unknown."""
     return float(text) if _is_number(text) else otherwise
 
 
@@ -102,7 +102,7 @@ def _lines(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> Iter
 
 
 def number(row: Mapping[str, str], column: str, path: str | Path, line: int) -> float:
-    """The finite number, not negative, in one field of a row from `read_tsv`.
+    """Return the finite, non-negative number in a field of a row from `read_tsv`.
 
     Raises:
         UserError: naming file and line, if the field is anything else.
@@ -117,7 +117,7 @@ def number(row: Mapping[str, str], column: str, path: str | Path, line: int) -> 
 
 
 def count(row: Mapping[str, str], column: str, path: str | Path, line: int) -> int:
-    """The whole number, not negative, in one field of a row from `read_tsv`.
+    """Return the non-negative integer in a field of a row from `read_tsv`.
 
     Raises:
         UserError: naming file and line, if the field is anything else.
@@ -130,7 +130,7 @@ def count(row: Mapping[str, str], column: str, path: str | Path, line: int) -> i
 
 
 def with_deviation(values: Sequence[float], write: Callable[[float], str]) -> str:
-    """Write out the mean and, of several values, their sample standard deviation: "23.0 ± 2.9"."""
+    """Format the mean and, of several values, their sample standard deviation: "23.0 ± 2.9"."""
     deviation = f" ± {write(statistics.stdev(values))}" if len(values) > 1 else ""
     return write(statistics.fmean(values)) + deviation
 
@@ -138,7 +138,7 @@ def with_deviation(values: Sequence[float], write: Callable[[float], str]) -> st
 def format_table(
     header: Sequence[str], rows: Iterable[Sequence[object]], align: str | None = None
 ) -> str:
-    """A table in plain text, its columns aligned and two spaces apart.
+    """Format a table in plain text, with aligned columns, two spaces apart.
 
     Args:
         header: the columns' names.
@@ -146,7 +146,7 @@ def format_table(
         align: a letter for each column, "l" or "r"; by default the first is "l", the others "r".
 
     Returns:
-        The lines, each ended by "\\n", without trailing whitespace.
+        The lines, each with a final "\\n", without trailing whitespace.
     """
     text = _tabulate("plain", header, rows, align)
     return "".join(f"{line.rstrip()}\n" for line in text.split("\n"))
@@ -155,7 +155,7 @@ def format_table(
 def format_markdown(
     header: Sequence[str], rows: Iterable[Sequence[object]], align: str | None = None
 ) -> str:
-    """The same table in Markdown, readable as it stands; arguments as of `format_table`."""
+    """Format a table in Markdown, readable as plain text; arguments as in `format_table`."""
     escaped = [[str(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
     return _tabulate("pipe", escaped[0], escaped[1:], align) + "\n"
 
@@ -165,7 +165,7 @@ def _tabulate(
 ) -> str:
     import tabulate
 
-    # Its two columns more are for the figures' sake, of which it is to make nothing.
+    # tabulate pads headers by two columns because of numbers, which are plain text here.
     tabulate.MIN_PADDING = 0
     names = {"l": "left", "r": "right"}
     sides = [names[letter] for letter in align or "l" + "r" * (len(header) - 1)]

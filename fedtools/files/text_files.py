@@ -1,6 +1,6 @@
-"""Files that come from outside, opened in one way: regular, of bounded size, UTF-8, no NUL.
+"""Input files from outside: they must be regular, of bounded size, in UTF-8, and without NUL.
 
-A byte order mark at the beginning of a file is no part of its text; anywhere else, where it would
+A byte order mark at the beginning of a file is not part of its text; anywhere else, where it would
 be an invisible part of a word, it is an error.
 """
 
@@ -17,14 +17,14 @@ from typing import BinaryIO
 
 from fedtools.files.errors import UserError
 
-# Far above what is of use; what is larger is some other file, and would only fill the memory.
+# Far above any useful size; a larger file is some other file, and would only fill the memory.
 SMALL_FILE = 16 << 20
 TABLE = 1 << 30
 
 _BLOCK = 1 << 20
 _MARK = codecs.BOM_UTF8
 _WITHOUT_MARK = "remove it with: LC_ALL=C sed -i 's/\\xEF\\xBB\\xBF//g' {}"
-# A longer one first: of UTF-32 it begins as that of UTF-16.
+# Longer marks first: the mark of UTF-32 begins like that of UTF-16.
 _OTHER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -36,21 +36,21 @@ _OTHER_MARKS = {
 def open_input(
     path: str | Path, limit: int | None = None, remedy: str | None = None, flags: int = 0
 ) -> BufferedReader:
-    """Open a file for reading bytes, without waiting for a FIFO's writer.
+    """Open a file for reading bytes, without waiting for the writer of a FIFO.
 
     Args:
         path: a regular file, or a link to one.
-        limit: the most bytes that it may have; None for any number.
-        remedy: what to do about a file that is missing or no such file.
-        flags: more of `os.open`'s.
+        limit: the maximum size in bytes; None for any size.
+        remedy: what to do about a missing, irregular or too large file.
+        flags: additional flags of `os.open`.
 
     Raises:
-        UserError: if it cannot be opened, is no regular file, or is too large.
+        UserError: if it cannot be opened, is not a regular file, or is too large.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     except (OSError, ValueError) as error:
-        # A ValueError is of a name that no file can have.
+        # A ValueError is raised for a name that no file can have.
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot be read: {reason}", path=path, remedy=remedy) from None
     status = os.fstat(descriptor)
@@ -66,7 +66,7 @@ def open_input(
 
 
 def read_bytes(path: str | Path, limit: int = SMALL_FILE, remedy: str | None = None) -> bytes:
-    """The content of a file; arguments and errors as of `open_input`."""
+    """Read the content of a file; arguments and errors as in `open_input`."""
     with open_input(path, limit, remedy) as file:
         return file.read()
 
@@ -77,7 +77,7 @@ def read_text(
     remedy: str | None = None,
     may_be_marked: bool = True,
 ) -> str:
-    """Return the content of a UTF-8 file; arguments and errors as of `open_input` and `decode`."""
+    """Read the content of a UTF-8 file; arguments and errors as in `open_input` and `decode`."""
     raw = read_bytes(path, limit, remedy)
     return decode(raw, path, remedy, may_be_marked=may_be_marked)
 
@@ -89,14 +89,14 @@ def decode(
     first_line: int = 1,
     may_be_marked: bool = True,
 ) -> str:
-    """Return bytes of a UTF-8 file, which begin with line `first_line`, as text.
+    """Decode bytes of a UTF-8 file, which begin at line `first_line`.
 
     Args:
-        may_be_marked: whether the file may begin with a byte order mark, which is then left out.
+        may_be_marked: whether the file may begin with a byte order mark, which is then removed.
 
     Raises:
-        UserError: naming file and line, if they are not UTF-8, or there is a NUL, or a byte order
-            mark anywhere else.
+        UserError: naming file and line, if they are not UTF-8, or have a NUL, or a byte order mark
+            anywhere else.
     """
     size = len(raw)
     if may_be_marked and first_line == 1:
@@ -124,32 +124,32 @@ def decode(
 
 
 def other_encoding(beginning: bytes) -> str:
-    """Return what else than UTF-8 the byte order mark of a file says that it is; "" without one."""
+    """Return the encoding, other than UTF-8, that a file's byte order mark names; "" for none."""
     return next((name for mark, name in _OTHER_MARKS.items() if beginning.startswith(mark)), "")
 
 
 def read_lines(
     path: str | Path, remedy: str | None = None, may_be_marked: bool = True
 ) -> list[str]:
-    """Read the lines of a UTF-8 file; arguments and errors as of `stream_lines`."""
+    """Read the lines of a UTF-8 file; arguments and errors as in `stream_lines`."""
     return list(stream_lines(path, remedy, may_be_marked))
 
 
 def stream_lines(
     path: str | Path, remedy: str | None = None, may_be_marked: bool = True
 ) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, without their ends; only "\\n" ends a line.
+    """Yield the lines of a UTF-8 file, without line ends; only "\\n" ends a line.
 
-    A block of the file is in memory at a time.
+    The file is read in blocks, one of which is in memory at a time.
 
     Args:
-        path: the file; the last line must have an end.
-        remedy: what to do about a file that is missing or no text.
+        path: the file; the last line must have a line end.
+        remedy: what to do about a file that is missing or not a text.
         may_be_marked: see `decode`.
 
     Raises:
-        UserError: if it cannot be read, is not UTF-8, has a NUL, or is cut off; after the lines
-            before the one that is at fault.
+        UserError: if the file cannot be read, is not UTF-8, has a NUL, or is cut off; raised after
+            all lines before the faulty one.
     """
     with open_input(path, TABLE, remedy) as file:
         yield from lines_of(file, path, remedy, may_be_marked)
@@ -158,15 +158,15 @@ def stream_lines(
 def lines_of(
     file: BinaryIO, path: str | Path, remedy: str | None = None, may_be_marked: bool = True
 ) -> Iterator[str]:
-    """Yield the lines of an open file; arguments and errors as of `stream_lines`."""
+    """Yield the lines of an open file; arguments and errors as in `stream_lines`."""
     number = 1
     while block := file.read(_BLOCK):
         block += file.readline()
-        # Not splitlines(), which also splits at characters that may stand in a word.
+        # Not splitlines(), which also splits at characters that may be part of a word.
         try:
             lines = decode(block, path, remedy, number, may_be_marked).split("\n")
         except UserError:
-            # The first line that is at fault, wherever blocks begin.
+            # Find the first faulty line, so that the error does not depend on the blocks.
             for line, raw in enumerate(block.split(b"\n"), number):
                 yield decode(raw, path, remedy, line, may_be_marked)
             raise
@@ -179,7 +179,7 @@ def lines_of(
 
 
 def read_words(path: str | Path, remedy: str | None = None) -> list[str]:
-    """Read a list of words, one a line, none twice; errors as of `read_lines`, and for no word."""
+    """Read a list of distinct words, one per line; errors as in `read_lines`, and if empty."""
     seen: dict[str, None] = {}
     for line, word in enumerate(stream_lines(path, remedy), 1):
         if "\r" in word:

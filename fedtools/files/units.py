@@ -1,9 +1,9 @@
-"""What error rates count: words, or characters where a language is written without spaces.
+"""Units of error rates: words, or characters in languages that are written without spaces.
 
-`utt2lang` of a data directory, as Kaldi has it, says what the language of an utterance is; without
-it words are counted, and so they are, with a warning, where a code is not known. Both are in
-Unicode's form NFC. Characters are the code points of a text, without its whitespace: a Thai vowel
-or a Devanagari sign above or below a letter counts as one, and so does a symbol, as `<unk>`.
+`utt2lang` of a data directory, as in Kaldi, has the language of each utterance; words are counted
+without it, and also, with a warning, if a code is not known. Both units are in Unicode's form NFC.
+Characters are the code points of a text, without its whitespace: a Thai vowel or a Devanagari sign
+above or below a letter counts as one, and so does a symbol such as `<unk>`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ UTT2LANG = "utt2lang"
 
 @dataclass(frozen=True)
 class Unit:
-    """What is counted of a text.
+    """The units that are counted in a text.
 
     Attributes:
-        plural: how tables call it.
-        rate: "wer" or "cer", the error rate of it.
-        cut: a text to its units.
+        plural: the units' name in tables.
+        rate: the name of the error rate, "wer" or "cer".
+        cut: splits a text into units.
     """
 
     plural: str
@@ -40,18 +40,18 @@ class Unit:
 
     @property
     def title(self) -> str:
-        """How captions call the rate."""
+        """Return the name of the rate in captions."""
         return self.rate.upper()
 
     @property
     def note(self) -> str:
-        """What captions say beside the rate; "" of words."""
-        said = "by character, without spaces: the language is written without them"
-        return "" if self is WORD else said
+        """Return the explanation of the rate in captions; "" for words."""
+        text = "by character, without spaces: the language is written without them"
+        return "" if self is WORD else text
 
 
 def _characters(text: str) -> list[str]:
-    # Of what sclite takes for markup, as `trn.words` has it.
+    # `trn.words` replaces markup of sclite.
     return characters_of("".join(trn.words("".join(text.split()))))
 
 
@@ -60,10 +60,10 @@ CHARACTER = Unit("characters", "cer", _characters)
 
 
 def unit_of(utt2lang: Mapping[str, str], path: str | Path) -> Unit:
-    """What is counted of utterances of such languages, from the file `path`.
+    """Return the unit for utterances with these languages, which were read from `path`.
 
     Raises:
-        UserError: if some languages have spaces and some do not: their sum has no meaning.
+        UserError: if only some languages are written with spaces: a sum would be meaningless.
     """
     spaces: dict[bool, str] = {}
     for language in dict.fromkeys(utt2lang.values()):
@@ -72,18 +72,18 @@ def unit_of(utt2lang: Mapping[str, str], path: str | Path) -> Unit:
         spaces[rules_of(language).spaces] = language
     if len(spaces) > 1:
         problem = f"{spaces[True]!r} is written with spaces, {spaces[False]!r} without"
-        raise UserError(problem, path=path, remedy="take each by itself: fedtools subset-data")
+        raise UserError(problem, path=path, remedy="separate them with fedtools subset-data")
     return CHARACTER if False in spaces else WORD
 
 
 @cache
 def _warn(language: str, path: str) -> None:
-    problem = f"{language!r} is the code of no language that is known"
-    remedy = "words between spaces are counted; of a language without spaces give its own, as in ja"
+    problem = f"{language!r} is not the code of a known language"
+    remedy = "words are counted; for a language without spaces, give its own code, such as ja"
     print(f"warning: {path}: {problem}; {remedy}", file=sys.stderr)
 
 
 def read_unit(data_dir: str | Path) -> Unit:
-    """What is counted of a data directory; `UserError` as of `unit_of` and `read_table`."""
+    """Return the unit for a data directory; errors as in `unit_of` and `read_table`."""
     path = Path(data_dir) / UTT2LANG
     return unit_of(read_table(path), path) if path.exists() else WORD

@@ -1,4 +1,4 @@
-"""Checks of a data directory: all of Kaldi's validate_data_dir.sh, and what it lets pass."""
+"""Checks of a data directory: those of Kaldi's validate_data_dir.sh, and some that it lacks."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from fedtools.files.errors import UserError
 from fedtools.files.symbols import JOINERS, check_sentence
 
 Tables = Mapping[str, Mapping[str, str]]
-# What is wrong, one after the other: the table, its line if it is of one, problem, remedy if any.
+# Faults, one after the other: the table, its line if known, the problem, and the remedy if any.
 Faults = Iterator[tuple[str, int | None, str, str | None]]
 
 # The options of utils/validate_data_dir.py for tables that may be absent.
 OPTIONS = {"text": "--no-text", "wav.scp": "--no-wav", "feats.scp": "--no-feats"}
-# Tables of one positive number a line.
+# Tables with one positive number per line.
 NUMBERS = {"utt2dur", "reco2dur", "utt2num_frames", "utt2speed"}
-# Tables of one word a line; other utt2* maps may hold what they like.
+# Tables with one word per line; other utt2* maps may hold anything.
 WORDS = {"utt2spk", "utt2client", "utt2lang", "utt2uniq"}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What is in a data directory that passed; clients and hours are 0 where not given."""
+    """The content of a valid data directory; clients and hours are 0 if they are not given."""
 
     utterances: int
     speakers: int
@@ -67,11 +67,11 @@ def validate_data_dir(
 
     Args:
         data_dir: the directory.
-        feats: feats.scp has to be there, and all features are read: each value is a finite
-            number. What else is there is checked in any case, as Kaldi does it.
-        text: text has to be there.
-        wav: wav.scp has to be there.
-        recording_seconds: gives the length of a recording from its value in wav.scp; without it,
+        feats: whether feats.scp is required, and all features are read, to check that each value is
+            a finite number. Files that exist are checked in any case, as in Kaldi.
+        text: whether text is required.
+        wav: whether wav.scp is required.
+        recording_seconds: returns the length of a recording from its value in wav.scp; without it,
             segments are not compared with their recordings.
 
     Raises:
@@ -113,7 +113,7 @@ def validate_data_dir(
 
 
 def _value_faults(name: str, table: Mapping[str, str]) -> Faults:
-    """What can be said of each line by itself."""
+    """Yield the faults of single lines."""
     if not table:
         yield name, None, "empty", "remove it or make it again"
     for line, (key, value) in enumerate(table.items(), 1):
@@ -133,7 +133,7 @@ def _value_faults(name: str, table: Mapping[str, str]) -> Faults:
 
 
 def _positive(value: str, *, whole: bool = False) -> bool:
-    # float() alone would let other scripts' digits, underscores and "inf" pass.
+    # float() alone would accept other scripts' digits, underscores and "inf".
     pattern = r"\d{1,15}" if whole else r"\d{1,15}(\.\d{1,15})?(e[+-]?\d\d?)?"
     return re.fullmatch(pattern, value, re.ASCII) is not None and float(value) > 0
 
@@ -145,7 +145,7 @@ def _speaker_faults(utt2spk: Mapping[str, str]) -> Faults:
             problem = f"utterance {utt!r} does not begin with its speaker {speaker!r}"
             yield "utt2spk", line, problem, f"name it {speaker}-{utt}"
         if speaker.encode("utf-8") < previous:
-            # Kaldi's tools go through utterances and speakers side by side.
+            # Kaldi's tools iterate over utterances and speakers in parallel.
             problem = f"speaker {speaker!r} is not in order, though the utterances are"
             remedy = "join speaker and utterance by '-', which sorts before letters and digits"
             yield "utt2spk", line, problem, remedy
@@ -153,7 +153,7 @@ def _speaker_faults(utt2spk: Mapping[str, str]) -> Faults:
 
 
 def _inverse_faults(tables: Tables, forward: str, backward: str) -> Faults:
-    """`backward` is `forward` inverted, line by line; or neither is there."""
+    """Yield faults unless `backward` is `forward` inverted, line by line, or neither exists."""
     if forward not in tables and backward not in tables:
         return
     for name, other in ((forward, backward), (backward, forward)):
@@ -168,7 +168,7 @@ def _inverse_faults(tables: Tables, forward: str, backward: str) -> Faults:
 
 
 def _lines(keys: Iterable[str]) -> dict[str, int]:
-    """key -> the first line that it stands in, for the keys of a table line by line."""
+    """Return key -> its first line, for the keys of a table line by line."""
     lines: dict[str, int] = {}
     for line, key in enumerate(keys, 1):
         lines.setdefault(key, line)
@@ -176,9 +176,9 @@ def _lines(keys: Iterable[str]) -> dict[str, int]:
 
 
 def _set_faults(tables: Tables, name: str, expected: Mapping[str, int], other: str) -> Faults:
-    """The keys of a table are those expected, by their lines in the table `other`.
+    """Yield faults unless a table's keys are as expected, a map to lines in the table `other`.
 
-    None is missing, unless the table may be partial.
+    Keys may be missing only in a partial table.
     """
     for line, key in enumerate(tables[name], 1):
         if key not in expected:
@@ -192,7 +192,7 @@ def _set_faults(tables: Tables, name: str, expected: Mapping[str, int], other: s
 
 
 def _key_faults(tables: Tables) -> Faults:
-    """Tables of utterances have utt2spk's keys, of speakers spk2utt's, of recordings wav.scp's."""
+    """Yield tables' faulty keys: of utterances by utt2spk, speakers by spk2utt, and recordings."""
     segments = tables.get("segments")
     if segments and "wav.scp" not in tables:
         yield "segments", None, "there are segments, but no wav.scp", None
@@ -212,7 +212,7 @@ def _key_faults(tables: Tables) -> Faults:
 def _audio_faults(
     path: Path, tables: Tables, recording_seconds: Callable[[str], float] | None
 ) -> Faults:
-    """Audio files are there and not empty; segments are well formed and within their recording."""
+    """Yield audio files that are missing or empty, and segments outside their recording."""
     for line, (recording, spec) in enumerate(tables.get("wav.scp", {}).items(), 1):
         place = audio_place(spec, path / "wav.scp", line)
         problem = ""
@@ -237,7 +237,7 @@ def _audio_faults(
 
 
 def _entry_problem(place: AudioPlace) -> str:
-    """Why there is no audio at a place in an ark; empty if there is."""
+    """Return the reason why there is no audio at a place in an ark; "" if there is."""
     try:
         open_entry(place)[0].close()
     except UserError as error:
@@ -246,11 +246,11 @@ def _entry_problem(place: AudioPlace) -> str:
 
 
 def _feature_faults(tables: Tables, values: bool) -> Faults:
-    """Every matrix is whole by its header, all have one dimension, and the frames that are told.
+    """Yield damaged matrices, different dimensions, and frame counts unlike utt2num_frames.
 
-    With `values`, all are read, so that what `FeatureReader` refuses is found.
+    With `values`, matrices are read whole, so that all that `FeatureReader` refuses is found.
     """
-    scp, told = tables.get("feats.scp", {}), tables.get("utt2num_frames", {})
+    scp, counts = tables.get("feats.scp", {}), tables.get("utt2num_frames", {})
     reader = FeatureReader(scp)
     dimension = None
     for line, utt in enumerate(scp, 1):
@@ -260,9 +260,9 @@ def _feature_faults(tables: Tables, values: bool) -> Faults:
             yield "feats.scp", line, str(error), None
             return
         if columns != (dimension := dimension or columns):
-            problem = f"{utt!r} has {columns} filters, those before {dimension}"
+            problem = f"{utt!r} has {columns} filters, earlier utterances {dimension}"
             remedy = "extract all features again with the same options"
             yield "feats.scp", line, problem, remedy
-        if utt in told and int(told[utt]) != frames:
-            problem = f"{utt!r} has {told[utt]} frames, its matrix {frames}"
-            yield "utt2num_frames", _lines(told)[utt], problem, None
+        if utt in counts and int(counts[utt]) != frames:
+            problem = f"{utt!r} has {counts[utt]} frames, its matrix {frames}"
+            yield "utt2num_frames", _lines(counts)[utt], problem, None

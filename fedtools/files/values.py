@@ -1,4 +1,4 @@
-"""What the elements of a tensor may be: whatever a model or a mechanism can have made of data."""
+"""Bounds on the elements of tensors: the values that a model or a mechanism can produce."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedtools.files.errors import UserError
 
 @dataclass(frozen=True)
 class Values:
-    """Bounds on a tensor whose elements are finite.
+    """Bounds on a tensor with finite elements.
 
     Attributes:
-        least, most: of each element.
-        total: the largest sum of magnitudes of all its elements.
-        grid: of which each element is a whole multiple; 0 for no grid.
+        least, most: bounds on each element.
+        total: the maximum sum of the magnitudes of all elements.
+        grid: a step of which each element is an integer multiple; 0 for no grid.
     """
 
     least: float = -math.inf
@@ -28,11 +28,11 @@ class Values:
     grid: float = 0.0
 
     def allow(self, values: np.ndarray) -> bool:
-        """Whether these elements, of one tensor or of many, are within the bounds on each."""
+        """Return whether elements, of one tensor or of many, are within the bounds on each."""
         return not self.problem(values)
 
     def problem(self, values: np.ndarray) -> str:
-        """What is wrong with these elements, the bound on their sum apart; "" if nothing is."""
+        """Return what is wrong with elements, apart from the bound on their sum; "" if nothing."""
         if values.size and not values.min() >= self.least:
             return f"{values.min():g} is below {self.least:g}"
         if values.size and not values.max() <= self.most:
@@ -44,26 +44,26 @@ class Values:
         return ""
 
     def total_problem(self, total: float) -> str:
-        """What is wrong with a sum of magnitudes; "" if nothing is."""
+        """Return what is wrong with a sum of magnitudes; "" if nothing."""
         return "" if total <= self.total else f"{total:g} in all is over {self.total:g}"
 
 
 def check_values(
     state: Mapping[str, np.ndarray], bounds: Mapping[str, Values], path: str | Path
 ) -> None:
-    """Fail with a `UserError` naming the file and the first tensor that is not within bounds."""
+    """Raise a `UserError` naming the file and the first tensor that is out of bounds."""
     for name, one in bounds.items():
         if problem := one.problem(state[name]):
             raise UserError(f"{problem} in tensor {name!r}", path=path)
 
 
-# How the names of BatchNorm's running statistics end, which training counts and does not fit.
+# Name endings of BatchNorm's running statistics, which training accumulates instead of fitting.
 STATISTICS = (".running_mean", ".running_var")
 
-# A variance is not negative: its square root is what every activation is divided by.
+# A variance must not be negative: activations are divided by its square root.
 _VARIANCE = Values(least=0.0)
 
 
 def of_model(names: Iterable[str]) -> Mapping[str, Values]:
-    """The bounds on a model's tensors: name -> bounds, of those that have any."""
+    """Return the bounds on a model's tensors: name -> bounds, for those that have any."""
     return {name: _VARIANCE for name in names if name.endswith(".running_var")}
