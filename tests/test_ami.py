@@ -679,7 +679,7 @@ def test_mini_corpus_is_made_again_where_it_is_damaged(mini_corpus):
     (mini_corpus / "background.txt").unlink()
     assert "making 1 clips" in mini(out, "--nj", "1").ok().err
     assert content(mini_corpus) == reference
-    assert "117 clips are there and whole" in mini(out).ok().err
+    assert "117 clips are complete" in mini(out).ok().err
     lines = reference["background.txt"].decode().splitlines()
     assert len(lines) == 1400 and all(words.words_of(line) == line for line in lines)
 

@@ -665,7 +665,7 @@ def test_mini_corpus_is_mended_to_the_same_bytes(corpus, tmp_path):
     (damaged / "testing_list.txt").unlink()
     assert "making 3 clips" in mini(tmp_path, "--nj", "1").ok().err
     assert content(damaged) == content(corpus)
-    assert f"{2 * 88 + 4} clips are there and whole" in mini(tmp_path).ok().err
+    assert f"{2 * 88 + 4} clips are complete" in mini(tmp_path).ok().err
 
 
 def test_mini_corpus_is_made_anew_after_a_kill_at_the_very_beginning(corpus, tmp_path):
@@ -718,4 +718,4 @@ def test_mini_corpus_does_not_take_a_folder_that_is_not_its_own(tmp_path):
     (theirs / "thesis.tex").write_text("years of work")
     mini(tmp_path).fails(1, "was not made by this script", "choose another OUT")
     assert content(theirs) == {"thesis.tex": b"years of work"}
-    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances are at least 1")
+    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances must be at least 1")

@@ -550,7 +550,7 @@ def test_mini_corpus_is_made_again_where_it_is_damaged(mini_corpus):
     talk.write_bytes(talk.read_bytes()[:-2] + b"??")
     assert "making 1 clips" in mini(out, "--nj", "1").ok().err
     assert content(corpus) == reference
-    assert "116 clips are there and whole" in mini(out).ok().err
+    assert "116 clips are complete" in mini(out).ok().err
     for name in ("train", "dev", "test"):
         stems = [{p.stem for p in (corpus / "legacy" / name / x).iterdir()} for x in ("sph", "stm")]
         assert {stem.removesuffix("_clean") for stem in stems[1]} == stems[0]
@@ -614,7 +614,7 @@ def test_mini_corpus_of_other_sizes(tmp_path):
     for option, told in (("--speakers", "there are names for 656"), ("--talks", "years for 80")):
         other = run(sys.executable, SCRIPTS / "mini.py", tmp_path, option, "999", env=ENVIRONMENT)
         other.fails(1, told)
-    mini(tmp_path, "--channels", "-1").fails(2, "--channels is at least 0")
+    mini(tmp_path, "--channels", "-1").fails(2, "--channels must be at least 0")
 
 
 def test_a_talk_of_the_mini_corpus_goes_through_its_channel():
@@ -651,4 +651,4 @@ def test_mini_corpus_does_not_take_a_folder_that_is_not_its_own(tmp_path):
     (theirs / "thesis.tex").write_text("years of work")
     mini(tmp_path).fails(1, "was not made by this script", "choose another OUT")
     shutil.rmtree(theirs)
-    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances are at least 1")
+    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances must be at least 1")
