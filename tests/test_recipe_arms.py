@@ -1,4 +1,4 @@
-"""The AMI recipe's arms on a fake corpus: nearer and farther text, and FMP beside controls."""
+"""The AMI recipe's arms on a fake corpus: near and far text, and FMP compared with controls."""
 
 from __future__ import annotations
 
@@ -195,5 +195,5 @@ def test_shares_of_a_mix(tmp_path):
     # 100 of 1,000 words.
     assert len(lines) == len(set(lines)) == 50 and lines != sorted(lines, key=len)[:0]
     assert lines != (tmp_path / "1.txt").read_text().splitlines()
-    run(mix, tmp_path / "far", "60", tmp_path / "no", *more).fails(1, "take a smaller share")
+    run(mix, tmp_path / "far", "60", tmp_path / "no", *more).fails(1, "give a smaller percentage")
     run(mix, tmp_path / "far", "100", tmp_path / "no", *more).fails(2, "PERCENT")

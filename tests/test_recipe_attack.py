@@ -323,7 +323,7 @@ def test_the_report(recipe):
     assert "| attributes: sex" in page and "| membership: " in page
     assert "Part-1 and Part-2; membership and costs are of Part-2 alone." in page
     assert "A speaker is a person; seed 0; legacy partition." in page
-    assert "by which its best rounds and the weights of its search were chosen" in page
+    assert "on which its best rounds and the weights of its search were chosen" in page
     assert "LM weight and word score, tuned on validation data: global " in page
     lines = page.partition("(table 2)")[2].partition("**fake")[0].splitlines()
     rows = [
