@@ -120,7 +120,9 @@ def test_too_few_clips_for_figure_4_are_told_before_training(alone):
     recipe, _ = alone
     more = ["--landscape_clips", "1000", "--stage", "3"]
     words, environment = command(recipe, *more)
-    run(*words, env=environment).fails(1, "figure 4 wants two clients of 1000 clips, there are 0")
+    run(*words, env=environment).fails(
+        1, "figure 4 needs two clients with 1000 clips, but there are 0"
+    )
 
 
 def listed(recipe: Path) -> list[list[str]]:

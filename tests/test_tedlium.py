@@ -611,7 +611,10 @@ def test_mini_corpus_of_other_sizes(tmp_path):
     prepare(tmp_path / "TEDLIUM_release-mini", out, *options).ok()
     rows = read_tsv(out / "models.tsv", None)
     assert len({(row["speaker"], row["talks"]) for row in rows}) == len(rows) == 16
-    for option, told in (("--speakers", "there are names for only 656"), ("--talks", "years for only 80")):
+    for option, told in (
+        ("--speakers", "there are names for only 656"),
+        ("--talks", "years for only 80"),
+    ):
         other = run(sys.executable, SCRIPTS / "mini.py", tmp_path, option, "999", env=ENVIRONMENT)
         other.fails(1, told)
     mini(tmp_path, "--channels", "-1").fails(2, "--channels must be at least 0")
