@@ -180,7 +180,7 @@ def test_text_of_chat(tmp_path):
         run(chat, tmp_path / "b.json", tmp_path / "none").fails(1, "b.json", told)
     # What is there is not fetched again.
     run(ROOT / "local" / "ami" / "chat.sh", tmp_path / "out").ok()
-    run(ROOT / "local" / "ami" / "chat.sh").fails(2, "wants a file")
+    run(ROOT / "local" / "ami" / "chat.sh").fails(2, "give a file")
 
 
 def test_shares_of_a_mix(tmp_path):

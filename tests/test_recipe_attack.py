@@ -426,7 +426,7 @@ PARTITION = "TEDLIUM=.../TEDLIUM_release-3 --partition legacy --unit person --se
 def test_data_that_experiments_began_with_are_not_made_anew(recipe, options, made_with):
     made = list(recipe.glob("d*/fake/**/*"))
     before = contents(made)
-    call(recipe, *options).fails(1, f"of data made with {made_with}", "give another --tag")
+    call(recipe, *options).fails(1, f"use data made with {made_with}", "give another --tag")
     assert contents(made) == before
 
 

@@ -18,7 +18,7 @@ fail() { say "$*"; exit 1; }
 case ${1:-} in
     --help | -h) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
 esac
-[[ $# -eq 1 && -n $1 ]] || { say "wants a file; see --help"; exit 2; }
+[[ $# -eq 1 && -n $1 ]] || { say "give a file; see --help"; exit 2; }
 [[ ! -s $1 ]] || exit 0
 mkdir -p "$(dirname -- "$1")"
 file=$(cd "$(dirname -- "$1")" && pwd)/$(basename -- "$1")
