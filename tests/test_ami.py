@@ -286,7 +286,9 @@ def test_meetings_that_are_not_there_and_sets_that_are_empty(tmp_path):
     # What an earlier run left of other sets is gone.
     assert sorted(path.name for path in out.iterdir()) == ["train"]
     (tmp_path / "own").write_text("ES2004a eval\n")
-    prepare(corpus, out, "--split", tmp_path / "own").fails(1, "1 meetings of the split are missing")
+    prepare(corpus, out, "--split", tmp_path / "own").fails(
+        1, "1 meetings of the split are missing"
+    )
 
 
 @pytest.mark.parametrize(

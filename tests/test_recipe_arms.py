@@ -164,7 +164,7 @@ def test_arms_that_need_others(recipe):
     call(recipe, *options, "--arms", "far cross").fails(2, "cross needs near")
     call(recipe, *options, "--arms", "wide").fails(2, "'wide'")
     call(recipe, "--tag", "other", "--arms", "near").fails(2, "--background")
-    call(recipe, "--tag", "other", "--am_seed", "0").fails(2, "--am_seed goes with --arms")
+    call(recipe, "--tag", "other", "--am_seed", "0").fails(2, "--am_seed needs --arms")
     call(recipe, "--tag", "other", "--lm_text", "background").fails(2, "give --background")
 
 

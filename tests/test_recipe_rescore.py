@@ -90,7 +90,7 @@ def test_annotations_that_are_spoken(recipe):
         assert read_table(data / name / "wav.scp").keys() == text.keys()
     call(recipe, "--speech", "sung").fails(2, "--speech")
     no_corpus = {"AMI": ""}
-    call(recipe, *options, variables=no_corpus).fails(2, "names no AMI")
+    call(recipe, *options, variables=no_corpus).fails(2, "set AMI in db.sh")
 
 
 def set_bonus(recipe: Path, bonus: int) -> None:

@@ -43,7 +43,7 @@ LOGS_SHOWN = 3
 PROGRESS_SECONDS = 15
 PROGRAM = Path(sys.argv[0]).name
 PR_SET_PDEATHSIG = 1
-# Error messages of our programs, "fedtools: ..." or "prepare.py: ...", and what line.sh adds to them.
+# Error messages of our programs, "fedtools: ..." or "prepare.py: ...", and what line.sh adds.
 MESSAGE = re.compile(r"(fedtools|\w+\.py): \S")
 FAILED_LINE = re.compile(r"\S*line\.sh: line \d+ of .* failed: ")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
