@@ -266,7 +266,7 @@ def test_without_a_language_the_option_is_asked_for(tmp_path):
     corpus = common_voice(tmp_path, some_clips(3, 1), 5, name="mine")
     command = [corpus, tmp_path / "data", "--accents", ACCENTS]
     prepare(*command).fails(1, "mine: neither a locale", "give --language, as in --language de")
-    prepare(*command, "--language", "my data").fails(2, "the code of a language is wanted")
+    prepare(*command, "--language", "my data").fails(2, "expected the code of a language")
     clips = [replace(clip, locale="xx") for clip in some_clips(3, 1)]
     for name in ("my-clips", "xx", "raw", "cv-corpus", "de-small"):
         corpus = common_voice(tmp_path / name, clips, 8, name=name)

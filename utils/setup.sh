@@ -90,7 +90,7 @@ step() {
     number=$((number + 1))
     label=$(printf '[%d/%d] %-44s' "$number" "$steps" "$3")
     if [[ $(cat "$marks/$name" 2>/dev/null) == "$key" ]]; then
-        say "$label   there"
+        say "$label   done before"
         return
     fi
     start=$SECONDS

@@ -71,7 +71,7 @@ class Utterance:
     audio: str = ""
 
 
-# --- where things are -----------------------------------------------------------------------------
+# --- folders --------------------------------------------------------------------------------------
 
 
 def find(folder: Path, places: Sequence[str], pattern: str, what: str, option: str) -> Path:

@@ -91,7 +91,7 @@ class Headset:
         return f"{self.meeting}.{self.agent}.{kind}"
 
 
-# --- who says what --------------------------------------------------------------------------------
+# --- people and sentences -------------------------------------------------------------------------
 
 
 def person_of(order: int, meeting: str, seed: int) -> tuple[str, Speaker]:

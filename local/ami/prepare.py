@@ -196,14 +196,14 @@ def share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError("a number from 0 to 1 is wanted, as in 0.02")
+        raise argparse.ArgumentTypeError("expected a number from 0 to 1, such as 0.02")
     return value
 
 
 def count(text: str) -> int:
     """Read a whole number from 0."""
     if not re.fullmatch("[0-9]{1,6}", text, re.ASCII):
-        raise argparse.ArgumentTypeError("a whole number from 0 is wanted")
+        raise argparse.ArgumentTypeError("expected a whole number of at least 0")
     return int(text)
 
 

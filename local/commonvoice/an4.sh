@@ -2,7 +2,7 @@
 # Train one model centrally on AN4's official split, for comparison with ESPnet's recipe. Run this in
 # egs/commonvoice/asr1 with the folder that holds AN4 as Kaldi data directories:
 #
-#   local/an4.sh .../an4          # of .../an4/{train,test}; WER in exp/an4/baseline/decode_test
+#   local/an4.sh .../an4          # has {train,test}; WER in exp/an4/baseline/decode_test
 #
 # Decoding weights are tuned and the best epochs chosen on 8 of the 74 training speakers, who are held
 # out of training.

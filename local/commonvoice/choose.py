@@ -21,7 +21,7 @@ from fedtools.files.dropped import told
 from fedtools.files.errors import UserError
 
 SETS = ("train", "valid", "test")
-# Why a row is not trained on.
+# Reasons to exclude a row from training.
 COMMON = "sentence is in valid or test"
 SHORT, LONG = "too short to train on", "too long to train on"
 FEW, MANY = "too few characters a second", "too many characters a second"

@@ -155,7 +155,7 @@ def three_hours(text: str) -> list[float]:
     except ValueError:
         hours = []
     if len(hours) != 3 or not all(0 < value < math.inf for value in hours):
-        raise argparse.ArgumentTypeError("three hours above 0 are wanted, as in 100,10,10")
+        raise argparse.ArgumentTypeError("expected three hours above 0, such as 100,10,10")
     return hours
 
 
@@ -166,14 +166,14 @@ def limit(text: str) -> float:
     except ValueError:
         value = -1.0
     if not value >= 0:
-        raise argparse.ArgumentTypeError("a number from 0 is wanted, as in 0.5")
+        raise argparse.ArgumentTypeError("expected a number of at least 0, such as 0.5")
     return value
 
 
 def count(text: str) -> int:
     """Read a whole number above 0."""
     if not re.fullmatch("[1-9][0-9]{0,3}", text):
-        raise argparse.ArgumentTypeError("a whole number above 0 is wanted, as in 4")
+        raise argparse.ArgumentTypeError("expected a whole number above 0, such as 4")
     return int(text)
 
 
@@ -184,14 +184,14 @@ def fraction(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError("a number above 0 and at most 1 is wanted, as in 0.4")
+        raise argparse.ArgumentTypeError("expected a number above 0 and at most 1, such as 0.4")
     return value
 
 
 def language_code(text: str) -> str:
     """Read the code of a language."""
     if not is_code(text):
-        raise argparse.ArgumentTypeError("the code of a language is wanted, as in de or zh-CN")
+        raise argparse.ArgumentTypeError("expected the code of a language, such as de or zh-CN")
     return text
 
 

@@ -1,7 +1,7 @@
 """The systems of a run, their variants, and their names.
 
 A system is a method with variants, "decouplefl+cnn+sit": the configuration's sections
-methods.decouplefl, variants.cnn and variants.sit, laid over the rest in this order.
+methods.decouplefl, variants.cnn and variants.sit, which override the rest in this order.
 """
 
 from __future__ import annotations

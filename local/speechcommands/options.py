@@ -20,7 +20,7 @@ OF_EXPERIMENT = ("rounds",)
 def whole(text: str) -> int:
     """Read a whole number from 1."""
     if not re.fullmatch(r"[1-9][0-9]*", text):
-        raise argparse.ArgumentTypeError("a whole number from 1 is wanted")
+        raise argparse.ArgumentTypeError("expected a whole number of at least 1")
     return int(text)
 
 

@@ -297,7 +297,7 @@ def several_words(text: str) -> list[str]:
     """Read two or more different words, separated by commas."""
     words = [word.strip() for word in text.split(",")]
     if len(words) < 2 or len(set(words)) != len(words) or not all(words):
-        problem = f"two or more different words are wanted, as in {KEYWORDS}"
+        problem = f"expected two or more different words, such as {KEYWORDS}"
         raise argparse.ArgumentTypeError(problem)
     return words
 
@@ -305,7 +305,7 @@ def several_words(text: str) -> list[str]:
 def true_or_false(text: str) -> bool:
     """Read true or false, as run.sh spells them."""
     if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError("true or false is wanted")
+        raise argparse.ArgumentTypeError("expected true or false")
     return text == "true"
 
 
@@ -316,7 +316,7 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError("a number from 0 to 1 is wanted, as in 0.02")
+        raise argparse.ArgumentTypeError("expected a number from 0 to 1, such as 0.02")
     return value
 
 
@@ -327,7 +327,7 @@ def clip_length(text: str) -> float:
     except (ValueError, OverflowError):
         value = 0.0
     if not 0.1 <= value <= 60:
-        raise argparse.ArgumentTypeError("seconds from 0.1 to 60 are wanted, as in 1.5")
+        raise argparse.ArgumentTypeError("expected seconds from 0.1 to 60, such as 1.5")
     return value
 
 

@@ -181,7 +181,7 @@ def above_0(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError("a number above 0 is wanted")
+        raise argparse.ArgumentTypeError("expected a number above 0")
     return value
 
 
@@ -194,14 +194,14 @@ def share(text: str) -> float:
     """Read a number from 0 to 1."""
     value = from_0(text)
     if value > 1:
-        raise argparse.ArgumentTypeError("a number from 0 to 1 is wanted, as in 0.02")
+        raise argparse.ArgumentTypeError("expected a number from 0 to 1, such as 0.02")
     return value
 
 
 def whole(text: str) -> int:
     """Read a whole number from 1."""
     if not re.fullmatch("[1-9][0-9]{0,8}", text):
-        raise argparse.ArgumentTypeError("a whole number from 1 is wanted")
+        raise argparse.ArgumentTypeError("expected a whole number of at least 1")
     return int(text)
 
 
@@ -209,7 +209,7 @@ def three_counts(text: str) -> tuple[int, int, int]:
     """Read the numbers of speakers of Train-G, Part-1 and Part-2."""
     parts = text.split(",")
     if len(parts) != 3:
-        raise argparse.ArgumentTypeError("three whole numbers are wanted, as in 880,736,634")
+        raise argparse.ArgumentTypeError("expected three whole numbers, such as 880,736,634")
     return whole(parts[0]), whole(parts[1]), whole(parts[2])
 
 

@@ -77,7 +77,7 @@ take_options "${config}" newcomer_seconds=newcomers.seconds corpus.{hours,server
 hours=${hours// /,} server_hours=${server_hours// /,}
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${server_hours:=${hours}}" "${results:=${exp}/RESULTS.md}"
-name_data               # options
+name_data               # sets options
 : "${methods:=client centralized fedavg fednorm fedextract decouplefl}"
 check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*'
 check_word sit 'true|false' attacks 'true|false' time_rounds 'true|false' ngpu '0|1'
@@ -91,7 +91,7 @@ pictures=${results%.md}-${tag}
 # If clients are speakers, test speakers are not clients: no client's own model is used for decoding.
 [ "${clients}" = accent ] && average=own || average=shared
 merge_options=(--max-drop "${max_drop}")
-sp=${speeds:+_sp} trained=${plain}${speeds:+_sp}    # data of several speeds; clients' data
+sp=${speeds:+_sp} trained=${plain}${speeds:+_sp}    # suffix of perturbed data; clients' data
 take_pretrained
 chosen=(--exp "${exp}" --config "${config}" --seeds "${seeds}" --methods "${methods}")
 chosen+=(--clients "${clients}" --labels "${labels}" --extractor "${extractor}" --sit "${sit}")

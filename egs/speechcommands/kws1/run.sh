@@ -74,7 +74,7 @@ name_corpora SPEECHCOMMANDS SPEECHCOMMANDS_TEST
 take_options "${config}" networks clips.{clip_seconds,min_clips} landscape_clips=landscape.min_clips
 check_words networks '[a-z0-9_]+'
 check_word clip_seconds '[0-9]+(\.[0-9]{1,3})?'
-# Other clips or other options are other experiments, and so need a tag of their own.
+# Runs with other clips or options are other experiments, and so need their own tag.
 [ "${config}" = "${default}" ] || name+=-$(basename "${config}" .yaml)
 [ "${split}" = official ] || name+=-${split}
 [ "${clip_seconds}" = 1 ] || name+=-${clip_seconds}s length=(--clip-seconds "${clip_seconds}")
