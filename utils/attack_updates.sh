@@ -55,7 +55,7 @@ check_words rounds '[1-9][0-9]*' defences '[a-z]+=[^+ ]+([+][a-z]+=[^+ ]+)*|none
     layers '[1-9][0-9]*'
 check_word inversion '0|[1-9][0-9]*'
 [[ ${defences} = none?( *) ]] ||
-    fail 2 "--defences '${defences}': none must be first, because others are compared with it"
+    fail 2 "--defences '${defences}': 'none' must be first, because others are compared with it"
 read -r -a others <<<"${with}"
 experiments=("${exp}" "${others[@]}")
 logs=${out}/log # for each and show
