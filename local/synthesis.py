@@ -1,8 +1,8 @@
-"""Mini corpora: made on the spot by espeak-ng, in parallel, continued after a kill.
+"""Mini corpora: synthesised by espeak-ng, in parallel, resumable after a kill.
 
-A mini corpus is a folder in the layout of the real one, with two files more: SHA256SUMS, as
-`sha256sum` writes it, and `.recipe`, which says what decided its bytes. A second run checks every
-file by its hash and makes what is missing or damaged; so does the run after one that was killed.
+A mini corpus is a folder in the layout of the real one, with two more files: SHA256SUMS, as
+`sha256sum` writes it, and `.recipe`, which lists everything that determines its bytes. A second run
+checks every file by its hash and makes what is missing or damaged, also after a killed run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Make = Callable[..., None]
 
 
 def recipe_of(arguments: Sequence[str], script: str) -> str:
-    """What decides the bytes of a corpus: the arguments, the code, and the two libraries."""
+    """Return what determines a corpus' bytes: the arguments, the code, and the two libraries."""
     import espeakng_loader
     import soundfile
 
@@ -48,27 +48,27 @@ def make_corpus(
     write_tables: Callable[[], None],
     jobs: int,
 ) -> None:
-    """Make a corpus, or what of it is missing or damaged.
+    """Make a corpus, or its missing and damaged files.
 
     Args:
         corpus: its folder; it is emptied if another recipe made it.
-        recipe: what `recipe_of` gave.
-        clips: the path of each clip within the corpus -> what to make there.
-        speak: called in a process of its own with a synthesiser, a clip, and the path to write it
-            to atomically.
+        recipe: the text that `recipe_of` returned.
+        clips: the path of each clip within the corpus -> the clip.
+        speak: called in a separate process with a synthesiser, a clip, and the path to write it to
+            atomically.
         tables: the paths of all other files within the corpus.
-        write_tables: makes these when all clips are there.
-        jobs: how many processes.
+        write_tables: called to write these when all clips exist.
+        jobs: number of processes.
 
     Raises:
-        UserError: if the folder is not the corpus of this script, or a clip cannot be made.
+        UserError: if this script did not make the folder, or a clip cannot be made.
     """
     _claim(corpus, recipe)
     final, partial = corpus / "SHA256SUMS", corpus / ".sums"
     sums = {**_read_sums(final), **_read_sums(partial)}
     missing = [name for name in clips if not _is_whole(corpus / name, sums.get(name))]
     if not missing and all(_is_whole(corpus / name, sums.get(name)) for name in tables):
-        print(f"{corpus}: {len(clips)} clips are there and whole", file=sys.stderr)
+        print(f"{corpus}: {len(clips)} clips are complete", file=sys.stderr)
         return
     print(f"{corpus}: making {len(missing)} clips with espeak-ng", file=sys.stderr)
     with open(partial, "a", encoding="utf-8") as file:
@@ -92,35 +92,35 @@ def run(
     make: Make,
     more: Mapping[str, str] | None = None,
 ) -> None:
-    """Run the command of a mini corpus: 0 done, 1 bad input (one line on stderr), 2 wrong usage.
+    """Run a mini corpus' command: exit 0 done, 1 bad input (one line on stderr), 2 wrong usage.
 
     Args:
         script: the script's own `__file__`.
-        description: what the command does.
+        description: what the command does, for its help.
         corpus: the name of the folder that is made in OUT.
-        most: how many clips of one speaker there are at most.
-        what: what --utterances counts.
-        make: called with OUT / `corpus`, the seed, the most clips of a speaker, the jobs, and what
-            is given of `more`, by name.
-        more: options of this corpus alone, whole numbers whose default is 0, and their help.
+        most: maximum number of clips per speaker.
+        what: the noun for what --utterances counts.
+        make: called with OUT / `corpus`, the seed, the maximum of clips per speaker, the number of
+            jobs, and the options of `more` by name.
+        more: further options of this corpus, whole numbers with default 0 -> their help.
     """
     more = more or {}
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("out", type=Path, help=f"{corpus} is made in this folder")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, another corpus")
-    few = f"at most so many {what} of each speaker, for a smaller corpus"
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    few = f"maximum number of {what} per speaker, for a smaller corpus"
     parser.add_argument("--utterances", dest="most", type=int, default=most, metavar="N", help=few)
     jobs = os.cpu_count() or 1
     parser.add_argument("--nj", type=int, default=jobs, help=f"processes (default: {jobs})")
-    for name, told in more.items():
-        parser.add_argument(f"--{name}", type=int, default=0, metavar="N", help=told)
+    for name, text in more.items():
+        parser.add_argument(f"--{name}", type=int, default=0, metavar="N", help=text)
     options = parser.parse_args()
     if options.nj < 1 or options.most < 1:
-        parser.error("--nj and --utterances are at least 1")
+        parser.error("--nj and --utterances must be at least 1")
     given = {name: getattr(options, name) for name in more}
     for name, value in given.items():
         if value < 0:
-            parser.error(f"--{name} is at least 0")
+            parser.error(f"--{name} must be at least 0")
     name = Path(script).name
     try:
         with exit_with_message(name):
@@ -130,15 +130,15 @@ def run(
 
 
 def _claim(corpus: Path, recipe: str) -> None:
-    """Make the folder ours; one that another seed or version made is emptied."""
-    # Of a link what it leads to is renamed, on its own disk.
+    """Mark the folder as this recipe's, after emptying one that another seed or version made."""
+    # If it is a link, its target is renamed, on its own disk.
     corpus = corpus.resolve()
     mark, old = corpus / ".recipe", corpus.with_name(f".{corpus.name}.old")
     if mark.exists() and mark.read_text(encoding="utf-8") != recipe:
         shutil.rmtree(old, ignore_errors=True)
-        # At once: of half a folder nobody could say whose it was.
+        # Renamed before it is removed, because a half-removed folder may lack its mark.
         corpus.rename(old)
-    # A run that was killed when it began leaves nothing but the mark's temporary file.
+    # A run that was killed at its beginning leaves only the mark's temporary file.
     begun = f".{mark.name}."
     if corpus.exists() and not mark.exists():
         strange = [path for path in corpus.iterdir() if not path.name.startswith(begun)]
@@ -152,7 +152,7 @@ def _claim(corpus: Path, recipe: str) -> None:
 
 
 def _read_sums(path: Path) -> dict[str, str]:
-    """Read name -> sha256 as `sha256sum` writes it; a line that was cut off is left out."""
+    """Read name -> sha256 as `sha256sum` writes it, ignoring a truncated line."""
     sums = {}
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -163,19 +163,19 @@ def _read_sums(path: Path) -> dict[str, str]:
 
 
 def _is_whole(path: Path, digest: str | None) -> bool:
-    """Whether a file is there with that hash."""
+    """Return whether a file exists and has the given hash."""
     return path.is_file() and sha256(path) == digest
 
 
 def _make_clips(clips: Mapping[str, Clip], speak: Speak, corpus: Path, results) -> None:
-    """Make clips and send each one's (name, sha256), or what went wrong, through a connection."""
+    """Make clips, and send each one's (name, sha256), or an error's text, through a connection."""
     try:
         synthesiser = voices.Synthesiser()
         for name, clip in clips.items():
             speak(synthesiser, clip, corpus / name)
             results.send((name, sha256(corpus / name)))
     except BrokenPipeError:
-        pass  # the run that wanted these clips is gone
+        pass  # the parent process has ended
     except Exception as error:
         with suppress(BrokenPipeError):
             results.send(f"{type(error).__name__}: {error}")
@@ -185,7 +185,7 @@ def _make_clips(clips: Mapping[str, Clip], speak: Speak, corpus: Path, results) 
 def _make_missing(
     clips: Mapping[str, Clip], speak: Speak, corpus: Path, jobs: int
 ) -> Iterator[tuple[str, str]]:
-    """Make clips in parallel processes and yield the (name, sha256) of each as it is ready."""
+    """Make clips in parallel processes, and yield the (name, sha256) of each when it is ready."""
     context = multiprocessing.get_context("fork")
     waiting = list[Connection]()
     for job in range(jobs):
@@ -211,4 +211,4 @@ def _make_missing(
             if done % 200 == 0 or done == len(clips):
                 print(f"made {done} of {len(clips)} clips", file=sys.stderr)
     if done < len(clips):
-        raise UserError(f"{len(clips) - done} clips were not made", remedy="run it again")
+        raise UserError(f"{len(clips) - done} clips were not made", remedy="run the command again")

@@ -1,11 +1,11 @@
-"""Speakers of English accents, made by espeak-ng.
+"""Speakers of English accents, synthesised by espeak-ng.
 
-An accent is a phoneme table of espeak-ng and a list of shifts. A sentence is turned into the
-phonemes of British English first, then every phoneme is replaced by what the accent has in its
-place ("t$" is a t at the end of a word), and the result is spoken as `[[phonemes]]`. The shifts
-are those that the textbooks give for broad speakers (Wells 1982, Accents of English, volumes 2
-and 3), written in espeak-ng's mnemonics. They make words of one accent sound like other words of
-another: an Australian "tail" is nearly an American "tile", and an Indian "wine" is "vine".
+An accent is a phoneme table of espeak-ng and a list of shifts. A sentence is first converted to the
+phonemes of British English, then every phoneme is replaced by the accent's ("t$" is a t at the end
+of a word), and the result is spoken as `[[phonemes]]`. The shifts are those that the textbooks give
+for broad speakers (Wells 1982, Accents of English, volumes 2 and 3), written in espeak-ng's
+mnemonics. They make words of one accent sound like other words of another: an Australian "tail" is
+nearly an American "tile", and an Indian "wine" is "vine".
 
 A speaker is a vocal tract (formant frequencies, heights and widths), a voice (pitch, range,
 roughness, breath), a speed, a distance from the microphone and a room's noise.
@@ -34,9 +34,9 @@ AUSTRALIAN = {
     "u:": "U u:", "A@": "a: ", "A:": "a:", "aa": "a:", "O:": "o:", "O@": "o:", "o@": "o:",
     "e@": "e:", "i@": "i:", "i@3": "i: @",
 }  # fmt: skip
-# Indian: retroflex t and d, dental stops for th, one sound for v and w, p t k without breath (as
-# Hindi has them), a tapped r wherever it is written, FACE and GOAT without glide, full vowels
-# where others have schwa.
+# Indian: retroflex t and d, dental stops for th, one sound for v and w, unaspirated p t k (as in
+# Hindi), a tapped r wherever it is written, FACE and GOAT without glide, full vowels in place of
+# schwa.
 INDIAN = {
     "t": "t.", "d": "d.", "t2": "t.", "t#": "t.", "T": "t", "D": "d", "w": "v", "w#": "v",
     "tS": "c", "dZ": "J", "Z": "z", "N": "N g", "a": "E:", "aa": "a:", "A:": "a:", "A@": "a: r",
@@ -44,14 +44,14 @@ INDIAN = {
     "e@": "e: r", "i@": "i: r", "i@3": "i: V r", "U@": "u: r", "3:": "V r", "3": "V r",
     "@": "V", "@2": "V", "@5": "V", "a#": "V", "I2": "I", "I#": "I", "i": "i:", "@L": "V l",
 }  # fmt: skip
-# England: broad speech of the south east. th is f, h is dropped, FACE and GOAT start lower, l and
-# t at the end of a word are a vowel and a glottal stop.
+# England: broad speech of the south east. th becomes f, h is dropped, FACE and GOAT start lower,
+# and at the end of a word l becomes a vowel and t a glottal stop.
 SOUTH_EAST = {"T": "f", "h": "", "eI": "aI", "oU": "V U", "aU": "a:", "l$": "U", "t$": "?"}
 
 
 @dataclass(frozen=True)
 class Accent:
-    """How an accent is spoken: the lines of an espeak-ng voice, and its shifts of phonemes."""
+    """An accent: its name, the lines of an espeak-ng voice, and its shifts of phonemes."""
 
     text: str
     voice: tuple[str, ...]
@@ -69,7 +69,7 @@ US = ("language en-us", "phonemes en-us", "stressLength 140 120 190 170 0 0 255 
 NYC = ("language en-us", "phonemes en-us-nyc", "stressLength 140 120 190 170 0 0 255 300")
 SCOTLAND = ("language en", "phonemes en-sc", "stressLength 180 130 200 200 0 0 250 270")
 CARIBBEAN = ("language en", "phonemes en-wi", "stressLength 175 175 175 175 220 220 250 290")
-# Several ways to speak for each accent as Common Voice has it; its speakers take them in turn.
+# Accent of Common Voice -> its ways of speaking, which its speakers use in turn.
 ACCENTS = {
     "au": (_accent("Australian English", "language en", shifts=AUSTRALIAN),),
     "en": (
@@ -102,13 +102,13 @@ class Speaker:
 
 
 def random_of(*key: object) -> np.random.Generator:
-    """A generator of random numbers that depends on the key alone."""
+    """Return a generator of random numbers that depends on the key alone."""
     digest = hashlib.sha256("\0".join(map(str, key)).encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:16], "little"))
 
 
 def make_speaker(accent: str, number: int, seed: int) -> Speaker:
-    """The speaker of that number: every second one a woman, all else drawn at random."""
+    """Make an accent's speaker of a given number: of alternating sex, all else drawn at random."""
     ways = ACCENTS[accent]
     way = ways[number % len(ways)]
     female = number // len(ways) % 2 == 0
@@ -138,7 +138,7 @@ def make_speaker(accent: str, number: int, seed: int) -> Speaker:
 
 
 def resample(samples: np.ndarray) -> np.ndarray:
-    """22,050 Hz to 16,000 Hz, without what lies above 8,000 Hz: 441 samples become 320."""
+    """Resample from 22,050 Hz to 16,000 Hz, cutting off above 8,000 Hz: 441 samples become 320."""
     blocks = -(-len(samples) // 441)
     spectrum = np.fft.rfft(samples / 32768, 441 * blocks)[: 160 * blocks + 1]
     return np.fft.irfft(spectrum, 320 * blocks) * (320 / 441)
@@ -155,34 +155,34 @@ class Synthesiser:
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         self._callback = kind(self._collect)
         data = espeakng_loader.get_data_path().encode()
-        # Initialised twice, it loses its phoneme tables.
+        # Without this, a second initialisation would lose the phoneme tables.
         self._library.espeak_Terminate()
         synchronous = 2  # AUDIO_OUTPUT_SYNCHRONOUS: no sound card, and no thread to fork
         rate = self._library.espeak_Initialize(synchronous, 0, data, 0)
         if rate != 22050:
             raise RuntimeError(f"espeak-ng does not start as expected: {rate}")
         self._library.espeak_TextToPhonemes.restype = ctypes.c_char_p
-        # It reads every voice's file the first time: here, and not in every child.
+        # The first call reads the files of all voices: do it here, not in every child.
         if self._library.espeak_SetVoiceByName(b"en"):
             raise RuntimeError("espeak-ng has no voice 'en'")
 
     def say(
         self, text: str, speaker: Speaker, random: np.random.Generator, pitch: int | None = None
     ) -> np.ndarray:
-        """The speaker's voice alone: float64 samples at 16 kHz, within [-1, 1].
+        """Return the speaker's voice without noise: float64 samples at 16 kHz, within [-1, 1].
 
         Args:
             text: English words.
-            speaker: who speaks.
-            random: one number is drawn from it, the seed of espeak-ng's own chances.
+            speaker: the speaker.
+            random: one number is drawn from it, as espeak-ng's random seed.
             pitch: 0 to 100, where 50 is the speaker's own pitch, and the default.
         """
         return resample(self._in_child(text, speaker, int(random.integers(1, 2**31)), pitch))
 
     def speak(self, text: str, speaker: Speaker, key: str) -> np.ndarray:
-        """Speak a text in the speaker's room: float32 samples at 16 kHz, within [-1, 1].
+        """Return a text spoken in the speaker's room: float32 samples at 16 kHz, within [-1, 1].
 
-        The key decides the chances of the utterance.
+        The speaker and the key determine all random numbers of the utterance.
         """
         random = random_of("utterance", speaker.client_id, key)
         wave = self.say(text, speaker, random)
@@ -191,7 +191,7 @@ class Synthesiser:
         return np.clip(wave, -1, 1).astype(np.float32)
 
     def phonemes(self, text: str, accent: Accent) -> str:
-        """The text as the accent's phonemes; it changes the state of the library."""
+        """Return the text as the accent's phonemes; this changes the state of the library."""
         library = self._library
         shifts = dict(accent.shifts)
         words = []
@@ -217,7 +217,7 @@ class Synthesiser:
         return 0
 
     def _in_child(self, text: str, speaker: Speaker, seed: int, pitch: int | None) -> np.ndarray:
-        """The samples of one utterance, int16 at espeak-ng's rate."""
+        """Return the samples of one utterance, as int16 at espeak-ng's rate."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:

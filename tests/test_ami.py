@@ -94,8 +94,9 @@ def test_every_trap_segment_by_segment(tmp_path):
     assert data.others["spk2gender"] == {"ES2004b-H02-MTD012ME": "m"}
     assert result.out.splitlines()[-1] == (
         "kept 12, dropped 11 (no words: 2, outside of its audio: 2, ends before it begins: 1,"
-        " malformed href: 1, no times: 1, points at no word: 1, points at the words of somebody"
-        " else: 1, points from a later word to an earlier one: 1, the same times twice: 1)"
+        " malformed href: 1, no times: 1, points at another speaker's words: 1,"
+        " points at no word: 1, points from a later word to an earlier one: 1,"
+        " the same times twice: 1)"
     )
     # The place of each fault: the file, the line and the element's id.
     file = corpus / "segments" / "ES2004b.C.segments.xml"
@@ -106,7 +107,7 @@ def test_every_trap_segment_by_segment(tmp_path):
         assert f"{file}:{line}: <segment> 'ES2004b.C.sync.{name}'" in result.err
         assert re.search(f"^{reason}: [12], the first in", result.err, re.MULTILINE)
     # 9 10 12 35 38 39 40 have no time.
-    assert "words: 7 without a time, which are kept; 0 twice" in result.err
+    assert "words: 7 without a time, kept; 0 with another word's id" in result.err
     # Nine faults of twenty-one.
     refused = prepare(corpus, tmp_path / "none", "--max-drop", "0.42")
     assert refused.code == 1 and "9 of 21 cannot be used" in refused.err.splitlines()[-1]
@@ -277,7 +278,7 @@ def test_meetings_that_are_not_there_and_sets_that_are_empty(tmp_path):
     result = prepare(corpus, out, "--max-drop", "0").ok()
     assert "meetings: train 1 of 137, dev 1 of 18, eval 1 of 16" in result.err
     assert "kept 48, dropped 0" in result.out
-    prepare(corpus, out, "--whole").fails(1, "168 meetings of the split are not there: EN2001a, ")
+    prepare(corpus, out, "--whole").fails(1, "168 meetings of the split are missing: EN2001a, ")
     own = tmp_path / "split"
     own.write_text("IS1008b train\nTS3003c\ttrain\n")
     result = prepare(corpus, out, "--split", own, "--whole").ok()
@@ -285,7 +286,9 @@ def test_meetings_that_are_not_there_and_sets_that_are_empty(tmp_path):
     # What an earlier run left of other sets is gone.
     assert sorted(path.name for path in out.iterdir()) == ["train"]
     (tmp_path / "own").write_text("ES2004a eval\n")
-    prepare(corpus, out, "--split", tmp_path / "own").fails(1, "1 meetings of the split are not")
+    prepare(corpus, out, "--split", tmp_path / "own").fails(
+        1, "1 meetings of the split are missing"
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,7 +296,7 @@ def test_meetings_that_are_not_there_and_sets_that_are_empty(tmp_path):
     [
         ("ES2004a test\n", ":1: 'ES2004a test' is not a line of a split"),
         ("ES2004a eval\n../x train\n", ":2: '../x train'"),
-        ("ES2004a eval\nES2004a train\n", ":2: ES2004a comes twice"),
+        ("ES2004a eval\nES2004a train\n", ":2: ES2004a appears twice"),
         ("", "empty"),
     ],
 )
@@ -343,10 +346,10 @@ def test_annotations_and_audio_below_the_corpus_and_apart(tmp_path):
         ("corpusResources/meetings.xml", ' global_name="MEE010"', ' global_name="../up"',
          ":5: <speaker> 'ES2002a_1' has the global_name '../up'"),
         ("corpusResources/meetings.xml", 'nxt_agent="B"', 'nxt_agent="A"',
-         ":5: <speaker> 'ES2002a_1' has the agent A of another one of ES2002a"),
+         ":5: <speaker> 'ES2002a_1' has the agent A of another speaker of ES2002a"),
         ("corpusResources/meetings.xml", "IS1008b", "ES2002a", ":9: the meeting ES2002a comes twi"),
         ("corpusResources/meetings.xml", 'observation="ES2002a"', "",
-         "the meeting ES2002a, of which there are segments, is not there"),
+         "the meeting ES2002a, which has segments, is missing"),
     ],
 )  # fmt: skip
 def test_bad_annotations_name_the_file_and_the_line(tmp_path, file, old, new, said):
@@ -679,7 +682,7 @@ def test_mini_corpus_is_made_again_where_it_is_damaged(mini_corpus):
     (mini_corpus / "background.txt").unlink()
     assert "making 1 clips" in mini(out, "--nj", "1").ok().err
     assert content(mini_corpus) == reference
-    assert "117 clips are there and whole" in mini(out).ok().err
+    assert "117 clips are complete" in mini(out).ok().err
     lines = reference["background.txt"].decode().splitlines()
     assert len(lines) == 1400 and all(words.words_of(line) == line for line in lines)
 

@@ -246,8 +246,10 @@ def test_the_language_is_the_locale_or_the_folder_or_the_option(
     for part in SETS:
         assert set(DataDir.read(out / part).others["utt2lang"].values()) == {language}
         validate_data_dir(out / part, feats=False)
-    assert ("--language qqq is the code of no known language" in result.err) == (language == "qqq")
-    said = f"the locale of 12 rows, as 'xx', is of no known language: they are taken for {language}"
+    unknown = "--language qqq is not the code of a known language"
+    assert (unknown in result.err) == (language == "qqq")
+    said = "the locale of 12 rows, such as 'xx', is not a known language: they are treated as "
+    said += language
     assert (said in result.err) == (locale == "xx")
     asked = options[1:] not in ([], [language])
     told = f"--language {options[1]} is not that of all rows: 12 are {language}" if asked else ""
@@ -264,11 +266,11 @@ def test_without_a_language_the_option_is_asked_for(tmp_path):
     corpus = common_voice(tmp_path, some_clips(3, 1), 5, name="mine")
     command = [corpus, tmp_path / "data", "--accents", ACCENTS]
     prepare(*command).fails(1, "mine: neither a locale", "give --language, as in --language de")
-    prepare(*command, "--language", "my data").fails(2, "the code of a language is wanted")
+    prepare(*command, "--language", "my data").fails(2, "expected the code of a language")
     clips = [replace(clip, locale="xx") for clip in some_clips(3, 1)]
     for name in ("my-clips", "xx", "raw", "cv-corpus", "de-small"):
         corpus = common_voice(tmp_path / name, clips, 8, name=name)
-        said = f"{name}: neither a locale", "'xx' is the code of none that is known"
+        said = f"{name}: neither a locale", "'xx' is not the code of a known language"
         prepare(corpus, tmp_path / "data", "--accents", ACCENTS).fails(1, *said)
     assert not (tmp_path / "data").exists()
 
@@ -538,7 +540,7 @@ def test_mini_corpus_is_the_same_after_a_kill_with_any_jobs_and_after_damage(tmp
     (clips.parent / "train.tsv").unlink()
     assert "making 1 clips" in mini(tmp_path / "two").ok().err
     assert content(tmp_path / "two") == reference
-    assert "178 clips are there and whole" in mini(tmp_path / "two").ok().err
+    assert "178 clips are complete" in mini(tmp_path / "two").ok().err
 
     out = tmp_path / "data"
     hours = ["--hours", "6,2,2", "--server-hours", "24,3,3"]
@@ -556,7 +558,7 @@ def test_mini_corpus_does_not_take_a_folder_that_is_not_its_own(tmp_path):
     (theirs / "thesis.tex").write_text("years of work")
     mini(tmp_path).fails(1, "was not made by this script", "choose another OUT")
     assert content(theirs) == {"thesis.tex": b"years of work"}
-    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances are at least 1")
+    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances must be at least 1")
 
 
 def test_two_synthesisers_of_a_process_speak_alike(monkeypatch):

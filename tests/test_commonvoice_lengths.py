@@ -1,4 +1,4 @@
-"""Common Voice: clips whose length is not what clip_durations.tsv tells, and many jobs."""
+"""Common Voice: clips whose length differs from clip_durations.tsv, and many jobs."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_every_clip_that_is_not_what_the_table_tells_is_dropped(tmp_path, durati
     five = io.BytesIO()
     soundfile.write(five, channels, 16_000, format="WAV")
     new = [
-        # Cut off between two frames: nothing but the table tells.
-        (ID3 + frames[: 6 * 144], "clip shorter than clip_durations.tsv tells", True),
-        (ID3 + frames + frames, "clip longer than clip_durations.tsv tells", True),
+        # Cut off between two frames: only the table shows it.
+        (ID3 + frames[: 6 * 144], "clip shorter than in clip_durations.tsv", True),
+        (ID3 + frames + frames, "clip longer than in clip_durations.tsv", True),
         (ID3 + frames[: 9 * 144 + 5], "unreadable clip", False),
         (five.getvalue(), "clip of more than two channels", False),
         # A quarter of a second is no difference that programs of measuring have.

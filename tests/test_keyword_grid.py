@@ -97,11 +97,11 @@ def test_experiments_begin_with_what_their_row_says(world, cli):
 @pytest.mark.parametrize(
     ("grid", "said"),
     [
-        ({"dscnn": "fedavg"}, "grid.dscnn is no section"),
-        ([1], "grid is no section"),
-        ({"dscnn": {"fedavg": "0 x"}}, "grid.dscnn: 'fedavg: 0 x' is no row with its seeds"),
-        ({"dscnn": {"fedavg.rounds": "0"}}, "'fedavg.rounds: 0' is no row"),
-        ({"dscnn": {"fedavg": ""}}, "is no row with its seeds"),
+        ({"dscnn": "fedavg"}, "grid.dscnn is not a section"),
+        ([1], "grid is not a section"),
+        ({"dscnn": {"fedavg": "0 x"}}, "grid.dscnn: 'fedavg: 0 x' is not a row with seeds"),
+        ({"dscnn": {"fedavg.rounds": "0"}}, "'fedavg.rounds: 0' is not a row"),
+        ({"dscnn": {"fedavg": ""}}, "is not a row with seeds"),
         ({"dscn": {"fedavg": 0}}, "unknown network 'dscn', did you mean 'dscnn'?"),
         ({"dscnn": {"fedav.rounds=6": 0}}, "unknown method 'fedav', did you mean 'fedavg'?"),
     ],

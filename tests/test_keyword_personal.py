@@ -267,5 +267,5 @@ def test_what_cannot_be_personal_is_refused(world, trained, cli, tmp_path):
     refused("fedavg", 'method_conf.personal=["head"]', "no parameter matches 'head'")
     refused("fedavg", "method_conf.personal=head.*", "personal")
     refused("centralized", HEAD, "Centralized has no clients")
-    said = "config.yaml: its clients have layers of their own"
+    said = "config.yaml: clients have personal layers"
     script("landscape.py", trained, tmp_path / "no.png").fails(1, said)

@@ -120,7 +120,9 @@ def test_too_few_clips_for_figure_4_are_told_before_training(alone):
     recipe, _ = alone
     more = ["--landscape_clips", "1000", "--stage", "3"]
     words, environment = command(recipe, *more)
-    run(*words, env=environment).fails(1, "figure 4 wants two clients of 1000 clips, there are 0")
+    run(*words, env=environment).fails(
+        1, "figure 4 needs two clients with 1000 clips, but there are 0"
+    )
 
 
 def listed(recipe: Path) -> list[list[str]]:
@@ -214,16 +216,16 @@ def test_help_and_wrong_options(alone):
         assert (found.code, found.err.count("\n")) == (code, 1) and said in found.err
 
     # Without quotes, the second word and all options after it would be ignored.
-    wrong(2, "unexpected 'fedkws_ui'", "--methods", "fedavg", "fedkws_ui")
+    wrong(2, "unexpected argument 'fedkws_ui'", "--methods", "fedavg", "fedkws_ui")
     wrong(2, "--tag 'a b': use letters", "--tag", "a b")
     wrong(2, "--networks is empty", "--networks", " ")
     wrong(2, "--seeds: '01' is not of the form", "--seeds", "1 01")
-    wrong(2, "--seeds: 5 comes twice", "--seeds", "5 4 5")
+    wrong(2, "--seeds: 5 is given twice", "--seeds", "5 4 5")
     wrong(2, "--tasks: '36' is not of the form keywords|words", "--tasks", "12 36")
-    wrong(2, "--tasks: keywords comes twice", "--tasks", "12 keywords")
-    wrong(2, "--silence is true or false, not 'no'", "--silence", "no")
+    wrong(2, "--tasks: keywords is given twice", "--tasks", "12 keywords")
+    wrong(2, "--silence must be true or false, not 'no'", "--silence", "no")
     wrong(2, "--ngpu: '2' is not of the form 0|1", "--ngpu", "2")
-    wrong(2, "--ablations is one word, not 'true false'", "--ablations", "true false")
+    wrong(2, "--ablations must be one word, not 'true false'", "--ablations", "true false")
     # Before hours of preparing a corpus:
     wrong(1, "conf/none.yaml: cannot be read", "--config", "conf/none.yaml")
     wrong(1, "conf/paper.yaml: no option 'networks.dscn'", "--networks", "resnet dscn")

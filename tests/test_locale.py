@@ -58,7 +58,7 @@ def test_recipes_know_their_options(turkish, name):
     assert re.search("^  --nj=", plain, re.MULTILINE)
     assert run(script, "--help", env=turkish).ok().out == plain
     for option in re.findall(r"^  --(\w*i\w*)=", plain, re.MULTILINE):
-        run(script, f"--{option}", env=turkish).fails(2, f"--{option} wants a value")
+        run(script, f"--{option}", env=turkish).fails(2, f"--{option} needs a value")
 
 
 def test_every_script_sets_the_locale():

@@ -1,4 +1,4 @@
-"""The AMI recipe's arms on a fake corpus: nearer and farther text, and FMP beside controls."""
+"""The AMI recipe's arms on a fake corpus: near and far text, and FMP compared with controls."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_arms_that_need_others(recipe):
     call(recipe, *options, "--arms", "far cross").fails(2, "cross needs near")
     call(recipe, *options, "--arms", "wide").fails(2, "'wide'")
     call(recipe, "--tag", "other", "--arms", "near").fails(2, "--background")
-    call(recipe, "--tag", "other", "--am_seed", "0").fails(2, "--am_seed goes with --arms")
+    call(recipe, "--tag", "other", "--am_seed", "0").fails(2, "--am_seed needs --arms")
     call(recipe, "--tag", "other", "--lm_text", "background").fails(2, "give --background")
 
 
@@ -180,7 +180,7 @@ def test_text_of_chat(tmp_path):
         run(chat, tmp_path / "b.json", tmp_path / "none").fails(1, "b.json", told)
     # What is there is not fetched again.
     run(ROOT / "local" / "ami" / "chat.sh", tmp_path / "out").ok()
-    run(ROOT / "local" / "ami" / "chat.sh").fails(2, "wants a file")
+    run(ROOT / "local" / "ami" / "chat.sh").fails(2, "give a file")
 
 
 def test_shares_of_a_mix(tmp_path):
@@ -195,5 +195,5 @@ def test_shares_of_a_mix(tmp_path):
     # 100 of 1,000 words.
     assert len(lines) == len(set(lines)) == 50 and lines != sorted(lines, key=len)[:0]
     assert lines != (tmp_path / "1.txt").read_text().splitlines()
-    run(mix, tmp_path / "far", "60", tmp_path / "no", *more).fails(1, "take a smaller share")
+    run(mix, tmp_path / "far", "60", tmp_path / "no", *more).fails(1, "give a smaller percentage")
     run(mix, tmp_path / "far", "100", tmp_path / "no", *more).fails(2, "PERCENT")

@@ -323,7 +323,7 @@ def test_the_report(recipe):
     assert "| attributes: sex" in page and "| membership: " in page
     assert "Part-1 and Part-2; membership and costs are of Part-2 alone." in page
     assert "A speaker is a person; seed 0; legacy partition." in page
-    assert "by which its best rounds and the weights of its search were chosen" in page
+    assert "on which its best rounds and the weights of its search were chosen" in page
     assert "LM weight and word score, tuned on validation data: global " in page
     lines = page.partition("(table 2)")[2].partition("**fake")[0].splitlines()
     rows = [
@@ -426,7 +426,7 @@ PARTITION = "TEDLIUM=.../TEDLIUM_release-3 --partition legacy --unit person --se
 def test_data_that_experiments_began_with_are_not_made_anew(recipe, options, made_with):
     made = list(recipe.glob("d*/fake/**/*"))
     before = contents(made)
-    call(recipe, *options).fails(1, f"of data made with {made_with}", "give another --tag")
+    call(recipe, *options).fails(1, f"use data made with {made_with}", "give another --tag")
     assert contents(made) == before
 
 

@@ -142,13 +142,13 @@ def test_speakers_as_clients_and_newcomers(tmp_path):
         assert table(out / "text").keys() == rest.keys()
     page = (exp / "RESULTS.md").read_text()
     assert "labels of a teacher that follows the model." in page and STAGE_2 not in page
-    assert "| DecoupleFL, adapted " in page.partition("newcomers, on what follows")[2]
-    assert "Speakers of the test are no clients" in page
+    assert "| DecoupleFL, adapted " in page.partition("newcomers, on their speech after")[2]
+    assert "Test speakers are not clients" in page
 
 
 SPEAKERS = ("--clients", "speaker")
-UNSENT = "no DecoupleFL among --methods and --tables that sends features"
-ALONE = "--clients speaker: a client of one speaker has none to be invariant to"
+UNSENT = "no system of --methods and --tables sends features (DecoupleFL does)"
+ALONE = "--clients speaker: a client of one speaker has no other speaker to be invariant to"
 
 
 @pytest.mark.parametrize(
@@ -158,23 +158,26 @@ ALONE = "--clients speaker: a client of one speaker has none to be invariant to"
         (("--methods", "fedavg", "--extractor", "cnn"), "none of --methods has an extractor"),
         (("--methods", "fedavg decouple"), "--methods: unknown method 'decouple'"),
         (("--methods", "fmp+no_stage2"), "--methods: fmp is for task rescore, not asr"),
-        (("--methods", "fedextract+fixed+cnn"), "labels stand behind all other variants"),
+        (("--methods", "fedextract+fixed+cnn"), "labels must come after all other variants"),
         (
             ("--methods", "decouplefl+transcripts", "--sit", "true"),
-            "decouplefl+transcripts: give +sit and +cnn by name where labels are",
+            "decouplefl+transcripts: with labels here, add +sit and +cnn here too",
         ),
         (
             ("--methods", "decouplefl+server_transcripts", "--labels", "fixed"),
-            "data of --labels fixed have no transcripts for server_transcripts",
+            "the data of --labels fixed has no transcripts for server_transcripts",
         ),
         (("--methods", "fedavg", "--attacks", "true"), f"--attacks true: {UNSENT}"),
         (("--methods", "fedavg decouplefl+no_stage2", "--attacks", "true"), UNSENT),
         (("--methods", "decouplefl+foo"), "unknown variant: tiny.yaml: no option 'variants.foo'"),
         (
             ("--methods", "fedavg", "--newcomer_seconds", "0.05"),
-            "'0.05' is not a number from 0.1 on",
+            "'0.05' is not a number of at least 0.1",
         ),
-        (("--methods", "fedavg", "--newcomer_seconds", "1m"), "'1m' is not a number from 0.1 on"),
+        (
+            ("--methods", "fedavg", "--newcomer_seconds", "1m"),
+            "'1m' is not a number of at least 0.1",
+        ),
         ((*SPEAKERS, "--methods", "decouplefl", "--sit", "true"), ALONE),
         ((*SPEAKERS, "--methods", "fedavg decouplefl+cnn+sit"), ALONE),
         ((*SPEAKERS, "--methods", "fedavg", "--tables", "5"), ALONE),

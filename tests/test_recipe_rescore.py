@@ -90,7 +90,7 @@ def test_annotations_that_are_spoken(recipe):
         assert read_table(data / name / "wav.scp").keys() == text.keys()
     call(recipe, "--speech", "sung").fails(2, "--speech")
     no_corpus = {"AMI": ""}
-    call(recipe, *options, variables=no_corpus).fails(2, "names no AMI")
+    call(recipe, *options, variables=no_corpus).fails(2, "set AMI in db.sh")
 
 
 def set_bonus(recipe: Path, bonus: int) -> None:
@@ -335,7 +335,7 @@ def test_the_reports_figures(recipe, tmp_path):
     assert cells(text, "Laplace on bounded")[1:] == ["8.0", "16", *drawn, "-"]
     nothing = cells(text, "nothing released (alpha 0, beta 0.25)")
     assert nothing[1:] == ["0", "0", *figures, "-", "-", "-"]
-    assert cells(text, "the same, where clients ignore")[1:] == ["8.0", "16", *drawn, "-"]
+    assert cells(text, "the same, clients ignoring")[1:] == ["8.0", "16", *drawn, "-"]
     # A copy of an experiment has released nothing more.
     assert "for one utterance; of all seeds 8 for one utterance |" in text
     words = [line for line in text.splitlines() if line.startswith("| private words")]

@@ -80,7 +80,7 @@ def test_options_are_set(options, arguments, printed):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--nope", "1"), "unknown option --nope; there are: --stage --foo_bar --flag --exported"),
+        (("--nope", "1"), "unknown option --nope; options: --stage --foo_bar --flag --exported"),
         (("--PATH", "/x"), "unknown option --PATH"),
         (("--ROOT=/x",), "unknown option --ROOT"),
         (("--HOME", "/x"), "unknown option --HOME"),
@@ -92,10 +92,10 @@ def test_options_are_set(options, arguments, printed):
         (("--stage[0]", "2"), "unknown option --stage[0]"),
         (("--stage;id", "2"), "unknown option --stage;id"),
         (("-x",), "unknown option -x"),
-        (("--stage",), "--stage wants a value"),
-        (("--foo-bar", "--flag", "false"), "--foo-bar wants a value, not the option --flag"),
-        (("--flag", "yes"), "--flag is true or false, not 'yes'"),
-        (("--stage", "two"), "--stage is a whole number, not 'two'"),
+        (("--stage",), "--stage needs a value"),
+        (("--foo-bar", "--flag", "false"), "--foo-bar needs a value, not the option --flag"),
+        (("--flag", "yes"), "--flag must be true or false, not 'yes'"),
+        (("--stage", "two"), "--stage must be a whole number, not 'two'"),
     ],
 )
 def test_options_are_refused(options, arguments, said):
@@ -280,12 +280,12 @@ def test_options_of_queue_pl_are_taken(tmp_path):
     ("arguments", "said"),
     [
         (["x.log"], "usage:"),
-        (["--mem"], "--mem wants a value"),
+        (["--mem"], "--mem needs a value"),
         (["JOB=1:2", "x.log", "true"], "JOB=1:2, but one log: x.log"),
-        (["JOB=0:2", "x.JOB.log", "true"], "job numbers begin at 1"),
-        (["JOB=3:2", "x.JOB.log", "true"], "job numbers begin at 1"),
+        (["JOB=0:2", "x.JOB.log", "true"], "job numbers must begin at 1"),
+        (["JOB=3:2", "x.JOB.log", "true"], "job numbers must begin at 1"),
         (["JOB=1:2", "N=1:2", "x.JOB.log", "true"], "two job ranges"),
-        (["--max-jobs-run", "many", "x.log", "true"], "--max-jobs-run is a whole number"),
+        (["--max-jobs-run", "many", "x.log", "true"], "--max-jobs-run must be a whole number"),
     ],
 )
 def test_wrong_usage(tmp_path, arguments, said):
@@ -361,7 +361,7 @@ def test_a_rank_that_fails_ends_the_others(tmp_path):
 def test_ranks_are_for_one_job(tmp_path, program):
     jobs = ["JOB=1:2", "x.JOB.log", "true"]
     run(program, "--ntasks", "2", *jobs, cwd=tmp_path).fails(2, "one job, not for JOB=1:2")
-    run(program, "--ntasks", "0", *jobs, cwd=tmp_path).fails(2, "--ntasks is at least 1")
+    run(program, "--ntasks", "0", *jobs, cwd=tmp_path).fails(2, "--ntasks must be at least 1")
     assert not list(tmp_path.iterdir())
 
 
@@ -472,7 +472,7 @@ def test_slurm_notices_a_job_that_vanished(slurm):
     failed = impatient(slurm, "JOB=1:2", "x.JOB.log", "true", SBATCH_LOSES="2")
     assert failed.code == 1
     assert "no trace of done.x.JOB.2" in failed.err
-    assert "the job never began" in failed.err
+    assert "the job never started" in failed.err
 
 
 @pytest.mark.parametrize(
@@ -592,7 +592,7 @@ def test_path_fails_when_the_set_up_does(checkout, tmp_path):
 def test_setup_refuses_what_it_cannot_use(tmp_path):
     setup = ROOT / "utils/setup.sh"
     run(setup, "--nope").fails(2, "unknown argument '--nope'")
-    run(setup, "--venv").fails(2, "--venv wants a directory")
+    run(setup, "--venv").fails(2, "--venv needs a directory")
     assert "FEDTOOLS_PYTHON" in run(setup, "--help").ok().out
     old = script(tmp_path / "python", f'exec {shlex.quote(sys.executable)} -c "import none"\n')
     env = {"FEDTOOLS_PYTHON": str(old)}

@@ -220,7 +220,7 @@ def test_what_is_to_be_said_of_the_data_is_kept(tmp_path):
     assert len(notes) == 2 and all(note in out.splitlines() for note in notes)
     assert "drawn log-uniformly from -60 to -15 dB" in notes[0]
     # A tenth of 5 x 10.
-    said = "no class _unknown_, which would want 5 clips: training has 6 clips of other words, at 2"
+    said = "no class _unknown_, which would need 5 clips: training has 6 clips of other words, at 2"
     assert notes[1] == f"keywords: {said} of 5 clients"
     prepare(corpus, tmp_path / "data", "--task", "words").ok()
     assert (tmp_path / "data/notes.txt").read_text() == ""
@@ -251,8 +251,8 @@ def test_another_corpus_has_its_own_words_and_numbers_for_speakers(tmp_path):
     ]
     corpus = speech_commands(tmp_path, clips)
     said = "no clip of yes, no, up, down, left, right, on, off, stop, go"
-    remedy = "choose others by --keywords (zodis_a, zodis_b"
-    prepare(corpus, tmp_path / "data").fails(1, said, remedy, "or make --task words alone")
+    remedy = "choose others with --keywords (zodis_a, zodis_b"
+    prepare(corpus, tmp_path / "data").fails(1, said, remedy, "or make only --task words")
     assert not (tmp_path / "data").exists()
     prepare(corpus, tmp_path / "data", "--keywords", ",".join(words[2:])).ok()
     assert (tmp_path / "data/keywords/classes.txt").read_text().split()[2:] == words[2:]
@@ -272,10 +272,10 @@ def test_too_few_other_words_are_all_unknown(tmp_path):
     clips += [replace(clips[0], word="bed"), replace(clips[-1], word="bed")]
     corpus = speech_commands(tmp_path, clips)
     result = prepare(corpus, tmp_path / "data").ok()
-    assert "keywords, train: 1 clips of other words, not 5, are unknown" in result.out
+    assert "keywords, train: 1 unknown clips instead of 5, for lack of other words" in result.out
     counts = [labels(data)["_unknown_"] for data in read(tmp_path / "data", "keywords").values()]
     assert counts == [1, 0, 1]
-    assert "keywords, test: 1 clips of other words, not 2, are unknown" in result.out
+    assert "keywords, test: 1 unknown clips instead of 2, for lack of other words" in result.out
     # Unless the archive is the test set.
     archive = speech_commands_test_set(tmp_path, clips)
     result = prepare(corpus, tmp_path / "archive", "--test-archive", archive).ok()
@@ -440,7 +440,7 @@ TRAPS = [
     ({"audio": "damaged"}, "unreadable audio"),
     ({"audio": "cut"}, "unreadable audio"),
     ({"audio": "silent"}, "no samples"),
-    ({"audio": "missing", "part": "test"}, "on a list, but not there"),
+    ({"audio": "missing", "part": "test"}, "on a list, but missing"),
     ({"audio": "empty", "part": "valid"}, "empty file"),
     ({"file": "yes.wav"}, "not the name of a clip"),
     ({"file": "._0a2b400e_nohash_1.wav"}, "not the name of a clip"),
@@ -489,7 +489,7 @@ def test_too_many_faults_leave_the_older_data_alone(tmp_path):
     prepare(*command, "--max-drop", "0.07").ok()
     for clip in clips:
         (corpus / clip.path).write_bytes(b"")
-    prepare(*command, "--max-drop", "1").fails(1, "no clip to use")
+    prepare(*command, "--max-drop", "1").fails(1, "no usable clip")
 
 
 def test_stereo_clips_are_used(tmp_path):
@@ -536,7 +536,7 @@ def test_bad_input_is_told_in_one_line(tmp_path):
     prepare(tmp_path / "nowhere", out).fails(1, "nowhere: no such folder")
     prepare(tmp_path, out).fails(1, "no validation_list.txt")
     said = [
-        "_background_noise_: too little noise to cut each set's silence",
+        "_background_noise_: too little noise for each set to have its own",
         "give --silence false",
     ]
     prepare(corpus, out).fails(1, *said)
@@ -665,7 +665,7 @@ def test_mini_corpus_is_mended_to_the_same_bytes(corpus, tmp_path):
     (damaged / "testing_list.txt").unlink()
     assert "making 3 clips" in mini(tmp_path, "--nj", "1").ok().err
     assert content(damaged) == content(corpus)
-    assert f"{2 * 88 + 4} clips are there and whole" in mini(tmp_path).ok().err
+    assert f"{2 * 88 + 4} clips are complete" in mini(tmp_path).ok().err
 
 
 def test_mini_corpus_is_made_anew_after_a_kill_at_the_very_beginning(corpus, tmp_path):
@@ -718,4 +718,4 @@ def test_mini_corpus_does_not_take_a_folder_that_is_not_its_own(tmp_path):
     (theirs / "thesis.tex").write_text("years of work")
     mini(tmp_path).fails(1, "was not made by this script", "choose another OUT")
     assert content(theirs) == {"thesis.tex": b"years of work"}
-    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances are at least 1")
+    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances must be at least 1")

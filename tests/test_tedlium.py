@@ -94,7 +94,7 @@ def test_every_trap_line_by_line(tmp_path):
         "malformed line: 2",
         "outside of its audio: 2",
         "the same segment twice: 1",
-        "a name that is not letters, digits and _: 1",
+        "name with characters other than letters, digits and _: 1",
         "audio: no such file: 1",
         "not UTF-8: 1",
     ):
@@ -309,14 +309,14 @@ def test_a_person_under_two_names_and_a_person_of_the_indicator(tmp_path):
     talks += [ted_talk("KRamdas_2009I"), ted_talk("KavitaRamdas_2009I"), ted_talk("KRamdas_2010")]
     corpus, out = tedlium(tmp_path, talks), tmp_path / "data"
     result = prepare(corpus, out, *SMALL).ok()
-    assert "of a person of the Indicator: 8" in result.out
+    assert "person is in the Indicator: 8" in result.out
     assert "talk under another name: 8" in result.out
     sets = {row["speaker"]: row for row in read_tsv(out / "speakers.tsv", None)}
     assert sets["AlGore"]["set"] == "indicator" and sets["AlGore"]["talks"] == "Al_Gore"
     assert "KRamdas" not in sets
     assert set(sets["KavitaRamdas"]["talks"].split(",")) <= {"KRamdas_2009I", "KRamdas_2010"}
     result = prepare(corpus, out, *SMALL, "--unit", "talk").ok()
-    assert "of a person of the Indicator: 8" in result.out and "another name" not in result.out
+    assert "person is in the Indicator: 8" in result.out and "another name" not in result.out
     sets = {row["speaker"]: row for row in read_tsv(out / "speakers.tsv", None)}
     assert sets["Al_Gore"]["set"] == "indicator" and "AlGore_2006" not in sets
     assert {"KRamdas_2009I", "KavitaRamdas_2009I"} <= sets.keys()
@@ -550,7 +550,7 @@ def test_mini_corpus_is_made_again_where_it_is_damaged(mini_corpus):
     talk.write_bytes(talk.read_bytes()[:-2] + b"??")
     assert "making 1 clips" in mini(out, "--nj", "1").ok().err
     assert content(corpus) == reference
-    assert "116 clips are there and whole" in mini(out).ok().err
+    assert "116 clips are complete" in mini(out).ok().err
     for name in ("train", "dev", "test"):
         stems = [{p.stem for p in (corpus / "legacy" / name / x).iterdir()} for x in ("sph", "stm")]
         assert {stem.removesuffix("_clean") for stem in stems[1]} == stems[0]
@@ -611,10 +611,13 @@ def test_mini_corpus_of_other_sizes(tmp_path):
     prepare(tmp_path / "TEDLIUM_release-mini", out, *options).ok()
     rows = read_tsv(out / "models.tsv", None)
     assert len({(row["speaker"], row["talks"]) for row in rows}) == len(rows) == 16
-    for option, told in (("--speakers", "there are names for 656"), ("--talks", "years for 80")):
+    for option, told in (
+        ("--speakers", "there are names for only 656"),
+        ("--talks", "years for only 80"),
+    ):
         other = run(sys.executable, SCRIPTS / "mini.py", tmp_path, option, "999", env=ENVIRONMENT)
         other.fails(1, told)
-    mini(tmp_path, "--channels", "-1").fails(2, "--channels is at least 0")
+    mini(tmp_path, "--channels", "-1").fails(2, "--channels must be at least 0")
 
 
 def test_a_talk_of_the_mini_corpus_goes_through_its_channel():
@@ -651,4 +654,4 @@ def test_mini_corpus_does_not_take_a_folder_that_is_not_its_own(tmp_path):
     (theirs / "thesis.tex").write_text("years of work")
     mini(tmp_path).fails(1, "was not made by this script", "choose another OUT")
     shutil.rmtree(theirs)
-    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances are at least 1")
+    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances must be at least 1")

@@ -56,7 +56,7 @@ def test_a_circle_is_refused(listed, data):
     last = data.draw(st.sampled_from(sorted({first} | reached(listed, first))))
     # Who is waited for waits in turn.
     listed[last] = [*listed[last], first]
-    with pytest.raises(waves.ListError, match="a circle of waiting: "):
+    with pytest.raises(waves.ListError, match="circular dependency: "):
         waves.waves(listed)
 
 
@@ -70,12 +70,12 @@ def reached(listed: dict[str, list[str]], name: str) -> set[str]:
     ("text", "said"),
     [
         ("", "no experiments"),
-        ("a\n", "line 1: not a folder, a tab, and what it waits for: 'a'"),
+        ("a\n", "line 1: not a folder, a tab, and awaited folders: 'a'"),
         ("a\t-\nb\t\tx\n", "line 2: not a folder"),
         ("a\t-\n\t-\n", "line 2: not a folder"),
-        ("a\t-\nb\ta\na\t-\n", "line 3: a comes twice"),
+        ("a\t-\nb\ta\na\t-\n", "line 3: a appears twice"),
         ("a\tb\n", "a waits for b, which is not in the list"),
-        ("a\tb\nb\tc\nc\ta\n", "a circle of waiting: "),
+        ("a\tb\nb\tc\nc\ta\n", "circular dependency: "),
     ],
 )
 def test_a_list_without_an_order_is_refused(tmp_path, text, said):

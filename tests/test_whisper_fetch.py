@@ -56,7 +56,7 @@ def test_what_is_there_is_not_fetched_again(tiny_en):
         assert (done.out, done.err) == ("", "")
     assert time.monotonic() - begun < 5
     assert contents(tiny_en.iterdir()) == before
-    fetch("base", tiny_en).fails(1, f"{tiny_en}: is another model than base")
+    fetch("base", tiny_en).fails(1, f"{tiny_en}: contains another model than base")
 
 
 def test_transformers_writes_what_was_said(tiny_en):

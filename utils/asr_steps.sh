@@ -3,9 +3,9 @@
 # caller's options and folders.
 # shellcheck disable=SC2154  # data, dump, exp, config, nj, ngpu and the commands of cmd.sh
 
-# What extract-features, merge-features and score are told beside the directories.
+# Options of extract-features, merge-features and score, in addition to the directories.
 feature_options=() merge_options=() score_options=()
-# Whether models have a decoder, and with it tokens and a language model, of their own.
+# Whether models have their own decoder, and so their own tokens and language model.
 seq2seq=false
 
 setting() { fedtools config "${config}" "$1"; }
@@ -22,7 +22,7 @@ extract_features() { # sets...
     show features
 }
 
-# What a pretrained model takes and writes; of other configurations, nothing is changed.
+# Set the options that a pretrained model needs; for other configurations, change nothing.
 take_pretrained() { # sets pretrained, tokens, seq2seq, feature_options, score_options
     tokens=${exp}/tokens
     fetch_pretrained "${config}"
@@ -30,25 +30,25 @@ take_pretrained() { # sets pretrained, tokens, seq2seq, feature_options, score_o
     feature_options=(--pretrained "${pretrained}")
     # Whisper writes capitals, punctuation and digits.
     score_options=(--text-rule spoken)
-    # shellcheck disable=SC2034  # tokens: of the caller
+    # shellcheck disable=SC2034  # the caller uses tokens
     [ "$(setting model.criterion)" != seq2seq ] || seq2seq=true tokens=${pretrained}
 }
 
-train_units() { # set that tokens and n-gram are of, --valid TEXT...: to report perplexities of
+train_units() { # set to train tokens and n-gram on, --valid TEXT...: to report perplexities of
     fedtools train-tokens "${data}/$1/text" "${exp}/tokens" \
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
     fedtools train-lm "${data}/$1/text" "${exp}/lm" --order "$(setting lm.order)" "${@:2}"
 }
 
-# A line for waves.py.
-experiment() { # folder, the one that it waits for or -, seed, section of the config, method, data for
-               # training, for validation, options of fedtools init
+# Print an experiment's line for waves.py.
+experiment() { # folder, folder it waits for or -, seed, section of the config, method, training data,
+               # validation data, options of fedtools init
     tabbed "$1" "$2" --seed "$3" --section "$4" --method "$5" --data "train=${data}/$6" \
         --data "valid=${data}/$7" --asset "tokens=${tokens:-${exp}/tokens}" "${@:8}"
 }
 
-# N-best lists of all utterances of several sets, as one array. Where the sets are fewer than --nj,
-# each is cut into so many parts that there are as many jobs.
+# Make N-best lists of all utterances of several sets, as one array. If there are fewer sets than --nj,
+# each is cut into parts, so that there are at least --nj jobs.
 decode_all() { # name of the logs; on standard input, lines with tabs: experiment, set, options
     local lines line words part parts lm=(--lm "${exp}/lm")
     ! "${seq2seq}" || lm=()
@@ -68,10 +68,11 @@ decode_all() { # name of the logs; on standard input, lines with tabs: experimen
     done | each "${cpu_cmd}" "$1.merge" fedtools merge-nbest --nj "${parts}"
 }
 
-tune() { # on standard input, experiments: the weights of their N-best lists, by this set; the set
+# Tune the weights of experiments' N-best lists on a set.
+tune() { # set; on standard input, experiments
     local path
-    # Their hypotheses have one score, which nothing is to be weighed against; whoever writes to a pipe
-    # wants it to be read.
+    # Hypotheses of these models have a single score, so there is nothing to tune. The input is read
+    # all the same, because the command that writes to the pipe would fail otherwise.
     if "${seq2seq}"; then
         cat >/dev/null
         return 0
@@ -82,9 +83,9 @@ tune() { # on standard input, experiments: the weights of their N-best lists, by
     show tune
 }
 
-# The best hypotheses by an experiment's weights, and their error rates.
+# Choose the best hypotheses by an experiment's weights, and compute their error rates.
 score() { # name of the logs; on standard input, lines with tabs: experiment, folder of the lists
-          # below it, set, folder of the rates (default: of the lists)
+          # below it, set, folder of the rates (default: the lists' folder)
     local lines path lists set out weights
     mapfile -t lines
     printf '%s\n' "${lines[@]}" | while IFS=$'\t' read -r path lists _; do

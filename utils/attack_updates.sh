@@ -1,52 +1,52 @@
 #!/usr/bin/env bash
-# What the models that an experiment's clients sent give away of them, behind one defence after the
-# other, to attackers who know the defence and who do not, and what each defence costs: attacks on the
-# weights that were changed, A1, A2, membership and attributes, and their leakage card, in one folder.
+# Attack the models that an experiment's clients send, under each of several defences, by attackers who
+# know the defence and who do not, and measure the cost of each defence. Attacks are on weight changes,
+# A1, A2, membership and attributes; results and their leakage card go to one folder.
 set -euo pipefail
 
-exp=                    # the experiment: of any task for the attack on weights, of task asr or kws,
-                        # whose clients send models, for the others
-indicator=              # speech of people who have no model: features for asr, clips for kws;
-                        # without it weights alone are attacked, which need no speech
-out=                    # gets card.md, membership.tsv, utility.tsv, and a folder for each defence;
+exp=                    # the experiment: of any task for the attack on weights; of task asr or kws, with
+                        # clients that send models, for the others
+indicator=              # speech of people who have no model: features for asr, clips for kws; default:
+                        # attack only weights, which needs no speech
+out=                    # folder for card.md, membership.tsv, utility.tsv, and a folder for each defence;
                         # default: attacks in the folder of --exp
-rounds=1                # whose models; with "3 4" a client's models of two rounds are of one speaker
-with=                   # other experiments, whose models are compared with those of --exp; attributes
-                        # are of all, A2, membership and what a defence costs of --exp alone
-cohort=                 # experiments of other people, whom attacks on weights and A1 learn from; default:
-                        # of each trial, those in --exp and --with of neither of its two
-models=                 # model, speaker, gender, talks: trials by recording, too, and attributes
-tables=                 # of other attributes: utt2X or spk2X
-part=                   # of a TDNN's layers: affine, relu or norm, see run.sh; default: the last of
+rounds=1                # rounds whose models are attacked; with "3 4" a speaker has models of two rounds
+with=                   # other experiments whose models are compared with those of --exp, and attacked
+                        # for attributes; A2, membership and the cost of defences use --exp alone
+cohort=                 # experiments of other people, on which attacks on weights and A1 are trained;
+                        # default: for each trial, the people in --exp and --with who are not in it
+models=                 # table of model, speaker, gender, talks: adds trials by recording, and attributes
+tables=                 # tables of other attributes: utt2X or spk2X
+part=                   # part of a TDNN's layers: affine, relu or norm, see run.sh; default: the last of
                         # the config's a1.parts
 a2=                     # an experiment of people that the attacker knows, for attack A2; default: no A2
 layers=                 # hidden layers for A2; default: the config's, a2.layers
-splits=valid            # of the experiment's data, to measure what a defence costs: on people who are
-                        # clients, and on others
-config=                 # YAML with sections a1, a2, weights and updates; default: the attacks' own values
-defences=               # each + of several, none first; default: the config's, updates.defences
-membership=             # of these, those behind which membership is attacked; default: all without mean
-each=                   # utterances or clips of a client whose membership is attacked, at most;
+splits=valid            # splits of the experiment's data on which the cost of defences is measured: of
+                        # people who are clients, and of others
+config=                 # YAML with sections a1, a2, weights and updates; default: the attacks' defaults
+defences=               # defences, none first, parts of one joined by +; default: updates.defences
+membership=             # defences under which membership is attacked; default: all without mean
+each=                   # maximum of utterances or clips per client whose membership is attacked;
                         # default: the config's, updates.each
-references=             # other clients whose models are references for membership, at most
+references=             # maximum of other clients whose models are references for membership
 shadows=                # pairs of models that the attacker trains for each client
-inversion=0             # clients whose update is inverted, behind the same defences; 0: none
-held=                   # splits on which nobody trains: others of the same speaker
-permutations=           # of people's classes, for what attributes are by chance; default of these four:
+inversion=0             # number of clients whose update is inverted under the same defences; 0: none
+held=                   # splits of the same speakers on which no model is trained
+permutations=           # permutations of classes, for attributes' chance level; default of these four:
                         # the config's updates.references, shadows, held and permutations
-seed=0
-nj=2
-ngpu=0
+seed=0                  # random seed
+nj=2                    # jobs at the same time; no result depends on it
+ngpu=0                  # 1: compute on a GPU
 
 # shellcheck disable=SC2034  # printed by parse_options.sh
 help_message="Usage: $0 --exp DIR [--indicator DIR] [--option value]...
-To --defences add keep=PATTERN,..., tensors of this model that clients do not send."
+A defence keep=PATTERN,... withholds the tensors of the model that match: clients do not send them."
 . "$(dirname "${BASH_SOURCE[0]}")/parse_options.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/recipe.sh"
 
 [ -n "${exp}" ] || fail 2 "--exp is missing"
 : "${out:=${exp}/attacks}"
-# An experiment's own has no such section, so that it gives their defaults.
+# An experiment's config.yaml has no such sections, so that defaults apply.
 : "${config:=${exp}/config.yaml}"
 take_options "${config}" updates.{defences,each,references,shadows,held} \
     updates.permutations part=a1.parts a2.layers
@@ -55,10 +55,10 @@ check_words rounds '[1-9][0-9]*' defences '[a-z]+=[^+ ]+([+][a-z]+=[^+ ]+)*|none
     layers '[1-9][0-9]*'
 check_word inversion '0|[1-9][0-9]*'
 [[ ${defences} = none?( *) ]] ||
-    fail 2 "--defences '${defences}': none comes first, which others are compared with"
+    fail 2 "--defences '${defences}': 'none' must be first, because others are compared with it"
 read -r -a others <<<"${with}"
 experiments=("${exp}" "${others[@]}")
-logs=${out}/log # of each and show
+logs=${out}/log # for each and show
 of_rounds=() protected=() members=() held_out=() measured=() known=()
 trials=(${models:+--models "${models}"}) attributes=(${models:+--models "${models}"})
 read -r -a strangers <<<"${cohort}"
@@ -76,7 +76,7 @@ done
 read -r -a chosen <<<"${membership}"
 for defence in "${chosen[@]}"; do members+=(--defence "${defence}"); done
 
-log "Updates behind ${#list[@]} defences, ${out}/defence*"
+log "Weight changes under ${#list[@]} defences, ${out}/defence*"
 for number in "${!list[@]}"; do
     tabbed "${experiments[@]}" "${out}/defence${number}" --defence "${list[number]}"
 done | each "${train_cmd}" weights fedtools attack weights "${of_rounds[@]}" "${known[@]}" \
@@ -84,7 +84,7 @@ done | each "${train_cmd}" weights fedtools attack weights "${of_rounds[@]}" "${
 show weights
 
 if [ -n "${indicator}" ]; then
-    log "Footprints behind ${#list[@]} defences, ${out}/defence*"
+    log "Footprints under ${#list[@]} defences, ${out}/defence*"
     for number in "${!list[@]}"; do
         for index in "${!every[@]}"; do
             for job in $(seq "${nj}"); do
@@ -95,7 +95,7 @@ if [ -n "${indicator}" ]; then
     done | each "${train_cmd}" footprints fedtools attack footprints --indicator "${indicator}" \
         "${of_rounds[@]}" --part "${part}" --seed "${seed}" --nj "${nj}" --ngpu "${ngpu}"
 
-    log "Attacks on them"
+    log "Attacks on footprints"
     for number in "${!list[@]}"; do
         folder=${out}/defence${number} folders=() undefended=() apart=()
         for index in "${!every[@]}"; do
@@ -115,10 +115,10 @@ if [ -n "${indicator}" ]; then
     show attacks
 
     if [ -n "${a2}" ]; then
-        log "Attack A2, hidden layers ${layers}, with what is learnt of ${a2}"
+        log "Attack A2, hidden layers ${layers}, trained on ${a2}"
         for number in "${!list[@]}"; do
             for layer in ${layers}; do
-                # Its trials are of --exp alone.
+                # A2's trials are of --exp alone.
                 tabbed "${a2}" "${exp}" "${out}/defence${number}/a2" --layer "${layer}" \
                     --defence "${list[number]}"
             done
@@ -127,7 +127,7 @@ if [ -n "${indicator}" ]; then
         show a2
     fi
 
-    log "What defences cost, on ${splits}"
+    log "Cost of defences, on ${splits}"
     ${train_cmd} "${out}/log/utility.log" fedtools attack utility "${exp}" "${out}/utility.tsv" \
         --round "${rounds%% *}" "${measured[@]}" "${protected[@]}" --seed "${seed}" --ngpu "${ngpu}"
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds KenLM's `lmplz` and `build_binary` from the source on PyPI.
+# Build KenLM's `lmplz` and `build_binary` from the source on PyPI.
 #
 #   utils/build_kenlm.sh BIN_DIR [PYTHON]
 #
-# The two programs land in BIN_DIR; PYTHON (default: python3) lends its pip. A C++ compiler is
-# needed. CMake comes from PyPI where it is missing, and Boost from the Debian or Ubuntu archive,
+# The two programs are written to BIN_DIR; PYTHON (default: python3) provides pip. A C++ compiler is
+# needed. If they are missing, CMake comes from PyPI, and Boost from the Debian or Ubuntu archive,
 # unpacked for this build alone: nothing is installed, and no root is needed.
 set -euo pipefail
 export LC_ALL=C
@@ -20,7 +20,7 @@ unpack_boost() {
     command -v apt-get >/dev/null && command -v dpkg >/dev/null || return 1
     mkdir -p "$target/debs" "$target/lists/partial" "$target/cache/archives/partial"
     cd "$target/debs"
-    # The package lists of a container are often empty or stale; lists of our own need no root.
+    # The package lists of a container are often empty or stale; private lists need no root.
     apt=(-o "Dir::State::Lists=$target/lists" -o "Dir::Cache=$target/cache" -o Debug::NoLocking=1)
     [[ $EUID -ne 0 ]] || apt+=(-o APT::Sandbox::User=root)
     apt-get "${apt[@]}" -qq update || return 1
@@ -42,7 +42,7 @@ python=${2:-python3}
 command -v "${CXX:-c++}" >/dev/null ||
     fail "no C++ compiler; install one (Debian, Ubuntu: apt-get install g++ make)"
 
-# Not inside the checkout: its path may hold spaces, which not every build tool survives.
+# Not inside the checkout, whose path may have spaces, which some build tools do not support.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
@@ -54,7 +54,7 @@ fi
 
 "$python" -m pip download -q --no-deps --no-binary kenlm "kenlm==$version"
 tar -xzf "kenlm-$version.tar.gz"
-# These two Boost libraries serve KenLM's own tests only, or consist of headers alone.
+# Of these two Boost libraries, one is only for KenLM's own tests and the other is header-only.
 sed -i -E '/^ *(system|unit_test_framework)$/d' "kenlm-$version/CMakeLists.txt"
 
 configure() { cmake -S "kenlm-$version" -B build -DCMAKE_BUILD_TYPE=Release "$@"; }
@@ -64,13 +64,13 @@ if ! configure; then
         fail "no Boost; install it (Debian, Ubuntu: apt-get install libboost-program-options-dev" \
             "libboost-thread-dev; Fedora: dnf install boost-devel)"
     rm -rf build
-    # Static, because the unpacked libraries vanish after the build.
+    # Static, because the unpacked libraries are removed after the build.
     configure -DBOOST_ROOT="$work/boost/usr" -DBoost_USE_STATIC_LIBS=ON
 fi
 cmake --build build --parallel "$(nproc)" --target lmplz build_binary
 
 for program in lmplz build_binary; do
-    # Renamed into place: a killed build leaves no half of a program.
+    # Renamed into place, so that a killed build leaves no partial program.
     cp "build/bin/$program" "$bin_dir/.$program.new"
     mv "$bin_dir/.$program.new" "$bin_dir/$program"
 done

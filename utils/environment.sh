@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Sourced, by a recipe's path.sh and by tests/run.sh: puts on PATH an environment in which fedtools
-# runs. That is the active one if fedtools and KenLM are installed there, and otherwise .venv at the
-# root of the checkout, which utils/setup.sh makes the first time.
+# Sourced by a recipe's path.sh and by tests/run.sh: puts an environment with fedtools on PATH. This is
+# the active one if fedtools and KenLM are installed there, and otherwise .venv at the root of the
+# checkout, which utils/setup.sh makes the first time.
 #
 # Sets no shell option, so that a batch system's job script can source it too.
 
@@ -10,7 +10,7 @@ _fedtools_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || return 1
 _fedtools_is_active() {
     local program lacking
     case $(command -v python3) in "$_fedtools_root"/.venv/*) return 1 ;; esac
-    # Not asked from within the checkout, where `import fedtools` works without an installation.
+    # From outside the checkout, in which `import fedtools` works without an installation.
     lacking=$(
         cd / && python3 - 2>/dev/null <<'PYTHON'
 import importlib.util
@@ -44,7 +44,7 @@ fi
 unset -f _fedtools_is_active
 unset _fedtools_root
 
-# Threads of OpenMP wait for one another asleep, unless the user chose otherwise: beside any other busy
-# process, awake ones keep from the processor those whom they wait for.
+# OpenMP threads wait passively, unless the user chose otherwise: when other processes are busy too,
+# threads that wait actively take processor time from the threads that they wait for.
 [[ -n ${OMP_WAIT_POLICY+set}${GOMP_SPINCOUNT+set}${KMP_BLOCKTIME+set} ]] ||
     export OMP_WAIT_POLICY=PASSIVE

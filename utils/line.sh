@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Run a command with the words of one line of a list behind it, as an element of an array does:
+# Run a command with the words of one line of a list appended, for an element of an array job:
 #
 #   line.sh LIST JOB COMMAND...
 #
 # JOB is the number of the line, whose words are separated by tabs. If the command fails, the log ends
-# with the first of these, which name the experiment.
+# with the first of these words, which name the experiment.
 set -euo pipefail
 export LC_ALL=C
 

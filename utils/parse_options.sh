@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by a script after its defaults: options on its command line set the variables of the same
-# name, what is left stays in "$@".
+# name, and other arguments stay in "$@".
 #
 #   stage=1
 #   help_message="Usage: ..."       # what --help prints above the options
@@ -8,22 +8,22 @@
 #
 # An option is a variable that the script itself assigns at the beginning of a line above that one;
 # anything else that begins with "-" is an error, exit 2, and so is a missing value. "--" ends the
-# options. Where the default is true or false, the value must be; stage, stop_stage, nj, ngpu and
+# options. If the default is true or false, the value must be too; stage, stop_stage, nj, ngpu and
 # seed take whole numbers. --help prints the help_message, then the options as the script defines
-# them, with defaults and comments; a comment may go on in lines that begin with blanks and a "#".
+# them, with defaults and comments; a comment may continue in lines that begin with blanks and a "#".
 #
-# From here on the script and what it calls are in the C locale: in that of Turkish or Estonian,
-# [a-z] lacks letters, and in many a number has a comma.
+# From here on the script and the commands that it calls are in the C locale: in Turkish and Estonian
+# locales [a-z] lacks letters, and in many locales numbers have a decimal comma.
 export LC_ALL=C
 
-# The names may not meet those of a script's options, which do not begin with "_".
+# All names here begin with "_", so that they do not clash with a script's options.
 _po_error() {
     echo "${BASH_SOURCE[-1]}: $*" >&2
     exit 2
 }
 
 # Print the lines of options, name=..., that the sourcing script $1 has above its line $2, and the
-# lines on which their comments go on.
+# continuation lines of their comments.
 _po_lines() {
     local _po_file _po_line _po_number=0 _po_seen=" help_message " _po_within=false
     # The script may have changed directory since it was called by a relative path.
@@ -56,7 +56,7 @@ _po_help() {
     done
 }
 
-# Set the variables; leave in _po_used how many arguments were options.
+# Set the variables, and set _po_used to the number of arguments that were options.
 _po_parse() {
     local _po_total=$# _po_option _po_name _po_value _po_default
     while [[ $# -gt 0 && $1 == -?* ]]; do
@@ -73,27 +73,27 @@ _po_parse() {
                 _po_option=${_po_option%%=*}
                 ;;
             --*)
-                [[ $# -gt 0 ]] || _po_error "$_po_option wants a value"
+                [[ $# -gt 0 ]] || _po_error "$_po_option needs a value"
                 _po_value=$1
                 if [[ $1 == --* ]] && _po_is_known "${1%%=*}"; then
-                    _po_error "$_po_option wants a value, not the option $1"
+                    _po_error "$_po_option needs a value, not the option $1"
                 fi
                 shift
                 ;;
         esac
         if ! _po_is_known "$_po_option"; then
-            _po_error "unknown option $_po_option; there are:$(printf ' --%s' "${_po_known[@]}")"
+            _po_error "unknown option $_po_option; options:$(printf ' --%s' "${_po_known[@]}")"
         fi
         _po_name=${_po_option#--}
         _po_name=${_po_name//-/_}
         _po_default=${!_po_name-}
         if [[ $_po_default =~ ^(true|false)$ && ! $_po_value =~ ^(true|false)$ ]]; then
-            _po_error "$_po_option is true or false, not '$_po_value'"
+            _po_error "$_po_option must be true or false, not '$_po_value'"
         fi
         case $_po_name in
             stage | stop_stage | nj | ngpu | seed)
                 [[ $_po_value =~ ^-?[0-9]+$ ]] ||
-                    _po_error "$_po_option is a whole number, not '$_po_value'"
+                    _po_error "$_po_option must be a whole number, not '$_po_value'"
                 ;;
         esac
         printf -v "$_po_name" '%s' "$_po_value"

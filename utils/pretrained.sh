@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what pretrained models need, setup.py's extra "pretrained", into the environment of the
-# recipes. When nothing is left to do it returns at once.
+# Install the packages for pretrained models, setup.py's extra "pretrained", into the environment of the
+# recipes. Does nothing if they are installed.
 set -euo pipefail
 export LC_ALL=C
 
@@ -17,7 +17,7 @@ packages=$(python3 - "$root/setup.py" <<'PYTHON'
 import ast
 import sys
 
-# The one home of the versions is the extra of setup.py.
+# Versions are defined in one place, the extra of setup.py.
 for node in ast.walk(ast.parse(open(sys.argv[1], encoding="utf-8").read())):
     if isinstance(node, ast.keyword) and node.arg == "extras_require":
         print("\n".join(ast.literal_eval(node.value)["pretrained"]))
@@ -25,7 +25,7 @@ PYTHON
 )
 echo "pretrained.sh: installing ${packages//$'\n'/, }" >&2
 mapfile -t packages <<<"$packages"
-# What is there already stays as it is.
+# Keep the installed versions of these packages.
 fixed=$(mktemp)
 trap 'rm -f "$fixed"' EXIT
 python3 -m pip freeze --exclude-editable 2>/dev/null | grep -E '^(torch|numpy|setuptools)==' \

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by a recipe's run.sh after utils/parse_options.sh: the functions that recipes share. No
-# argument may be left over; path.sh, cmd.sh and db.sh of the current folder are sourced.
+# Sourced by a recipe's run.sh after utils/parse_options.sh: the functions that recipes share. Fails if
+# an argument is left over; sources path.sh, cmd.sh and db.sh of the current folder.
 # shellcheck disable=SC1091,SC2034,SC2154  # the recipe's files, commands and options
 
 fail() { # exit status, message...
@@ -8,34 +8,34 @@ fail() { # exit status, message...
     exit "$1"
 }
 
-[ $# -eq 0 ] || fail 2 "unexpected '$1'; a list of several words wants quotes"
+[ $# -eq 0 ] || fail 2 "unexpected argument '$1'; put a list of several words in quotes"
 . ./path.sh
 . ./cmd.sh
 . ./db.sh
-# What computes runs where there is a GPU, and the rest where there need not be one.
+# With a GPU, training and decoding use cuda_cmd; other jobs keep the CPU command.
 cpu_cmd=${train_cmd}
 [ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd} decode_cmd=${cuda_cmd}
 
-# What a function behind a pipe starts is this shell's own, and ends if this shell is killed.
+# Run the last command of a pipe in this shell, so that its children end if this shell is killed.
 shopt -s lastpipe
 
 log() { echo "$(date '+%Y-%m-%d %H:%M:%S') $*"; }
 begins() { [ "${stage}" -le "$1" ] && [ "${stop_stage}" -ge "$1" ]; }
 
-# Options that the command line has left empty are what a YAML says of them; lists have blanks between
-# their values. An option is called as the last part of its key, unless a name stands before that.
+# Set options that the command line has left empty to the values of a YAML; values of a list are
+# separated by spaces. An option has the name of the last part of its key, unless a name is given.
 take_options() { # YAML, [name=]key...
-    local said key number=0 keys=("${@:2}")
-    said=$(fedtools config "$1" "${keys[@]#*=}")
-    while IFS= read -r said; do
+    local value key number=0 keys=("${@:2}")
+    value=$(fedtools config "$1" "${keys[@]#*=}")
+    while IFS= read -r value; do
         key=${keys[number]%%=*} number=$((number + 1))
         key=${key##*.}
-        [ -n "${!key}" ] || printf -v "${key}" '%s' "${said}"
-    done <<<"${said}"
+        [ -n "${!key}" ] || printf -v "${key}" '%s' "${value}"
+    done <<<"${value}"
 }
 
-# What a configuration of pretrained models needs: packages, and a folder, `pretrained`, which the user
-# has named, or which is fetched. Nothing for other configurations.
+# Provide the packages and the folder, `pretrained`, that a configuration of pretrained models needs; a
+# folder that the user gives is not fetched. For other configurations, do nothing.
 fetch_pretrained() { # YAML
     local name
     name=$(fedtools config "$1" pretrained.whisper)
@@ -46,8 +46,8 @@ fetch_pretrained() { # YAML
     utils/whisper.sh "${name}" "${pretrained}"
 }
 
-# The words of options: at least one, each as the pattern says, and none twice. The option then has
-# one space between two words.
+# Check the words of options: at least one, each matching the pattern, and none twice. Sets the option
+# to its words with single spaces between them.
 check_words() { # option, pattern, option, pattern, ...
     local word words seen
     while [ $# -gt 0 ]; do
@@ -56,7 +56,7 @@ check_words() { # option, pattern, option, pattern, ...
         [ ${#words[@]} -gt 0 ] || fail 2 "--$1 is empty"
         for word in "${words[@]}"; do
             [[ ${word} =~ ^($2)$ ]] || fail 2 "--$1: '${word}' is not of the form $2"
-            [[ ${seen} != *" ${word} "* ]] || fail 2 "--$1: ${word} comes twice"
+            [[ ${seen} != *" ${word} "* ]] || fail 2 "--$1: ${word} is given twice"
             seen+="${word} "
         done
         printf -v "$1" '%s' "${words[*]}"
@@ -64,24 +64,24 @@ check_words() { # option, pattern, option, pattern, ...
     done
 }
 
-# The same of options that are one word.
+# Check options of exactly one word in the same way.
 check_word() { # option, pattern, option, pattern, ...
     check_words "$@"
     while [ $# -gt 0 ]; do
-        [[ ${!1} != *' '* ]] || fail 2 "--$1 is one word, not '${!1}'"
+        [[ ${!1} != *' '* ]] || fail 2 "--$1 must be one word, not '${!1}'"
         shift 2
     done
 }
 
-# The tag names folders, and the section of RESULTS.md, whose name has other letters.
+# Check the tag, which names folders and, in lower case, the section of RESULTS.md.
 check_tag() { # tag; sets section
     [[ $1 =~ ^[A-Za-z0-9_][A-Za-z0-9._-]*$ ]] || fail 2 "--tag '$1': use letters, digits and . _ -"
     section=${1,,}
     section=${section//[!a-z0-9]/-}
 }
 
-# What corpora the run is of, without the folders of this machine: in front of the report's command,
-# and in `corpora`.
+# Set `corpora` to the run's corpora without the paths of this machine, and put it before the command
+# that the report shows.
 name_corpora() { # variables of db.sh
     local name
     corpora=
@@ -91,7 +91,7 @@ name_corpora() { # variables of db.sh
     show_corpora
 }
 
-# Put `corpora` before the report's command, in which a pretrained model stands without its folder.
+# Put `corpora` before the command that the report shows, and shorten the path of a pretrained model.
 show_corpora() {
     local name
     command_line=${corpora}${command_line}
@@ -100,33 +100,33 @@ show_corpora() {
     command_line=${command_line/"--pretrained ${name}"/"--pretrained .../${name##*/}"}
 }
 
-# Refuse to make data anew, with other options, below experiments that began with them.
+# Refuse to remake data with other options if experiments have begun with them, and record the options.
 keep_options() { # folder of the experiments, the options as text, their stage (default: 1)
     local file=$1/data_options${3:+.stage$3}
     if [ -s "${file}" ] && [ "$(<"${file}")" != "$2" ] &&
         [ -n "$(find "$1" -name config.yaml -print -quit)" ]; then
-        fail 1 "the experiments in $1 are of data made with $(<"${file}"); give another --tag"
+        fail 1 "the experiments in $1 use data made with $(<"${file}"); give another --tag"
     fi
     mkdir -p "$1"
     echo "$2" >"${file}"
 }
 
-# A line of a list: words with tabs between.
+# Print a line of a list: words separated by tabs.
 tabbed() { # words...
     local line
     printf -v line '\t%s' "$@"
     printf '%s\n' "${line:1}"
 }
 
-# An array with a job for each line of a list, --nj at a time: the command, with the line's words
-# behind it.
-array() { # command of cmd.sh, log, list, its first and last line (0: of all), command...
+# Run an array with a job for each line of a list, --nj at a time: the command followed by the line's
+# words.
+array() { # command of cmd.sh, log, list, its first and last line (0: to the end), command...
     local last=$5
     [ "${last}" -gt 0 ] || last=$(wc -l <"$3")
     $1 --max-jobs-run "${nj}" "JOB=$4:${last}" "$2" utils/line.sh "$3" JOB "${@:6}"
 }
 
-# The same for the lines of standard input; nothing if there are none.
+# Do the same for the lines of standard input; do nothing if there are none.
 each() { # command of cmd.sh, name of the list and the logs, command...
     local list=${logs:-${exp}/log}/$2.list
     mkdir -p "${list%/*}"
@@ -134,7 +134,7 @@ each() { # command of cmd.sh, name of the list and the logs, command...
     [ ! -s "${list}" ] || array "$1" "${list%.list}.JOB.log" "${list}" 1 0 "${@:3}"
 }
 
-# What the jobs of `each` printed, in order, each behind its line of the list.
+# Print the output of the jobs of `each`, in order, each after its line of the list.
 show() { # name of the list and the logs
     local line job=0 path=${logs:-${exp}/log}/$1
     while IFS= read -r line; do
@@ -144,7 +144,7 @@ show() { # name of the list and the logs
     done <"${path}.list"
 }
 
-# The leakage card of each experiment whose folder `attacks` has tables, on a page; of one seed alone.
+# Write the leakage card of each experiment whose folder `attacks` has tables to a page, for one seed.
 write_cards() { # folder of experiments, page, seed
     local folder
     find "$1" -type d -name attacks | sort | while IFS= read -r folder; do
@@ -156,10 +156,10 @@ write_cards() { # folder of experiments, page, seed
 
 printed() { sed '/^#/d' "$@"; } # logs
 
-# Train the experiments of a list that waves.py made, those of a wave side by side. Where a wave has
-# fewer than --nj, the clients of each train side by side too. All of a wave are begun before one of
-# them trains, and those of later waves that a run before this one began are looked at first of all:
-# other options than theirs are not told after hours.
+# Train the experiments of a list that waves.py made, those of a wave in parallel. If a wave has fewer
+# experiments than --nj, the clients of each train in parallel too. All experiments of a wave are begun
+# before one of them trains, and experiments of later waves that an earlier run has begun are checked
+# first of all, so that changed options are reported at once and not after hours.
 train_waves() { # list, name of the logs, first and last wave (0: to the end), options of train.sh
     local waves first last=0
     [ -s "$1" ] || fail 1 "$1: no experiments"
@@ -174,7 +174,7 @@ train_waves() { # list, name of the logs, first and last wave (0: to the end), o
     done
 }
 
-# The lines of a list whose experiments have begun, and all of whose data are there, of later waves.
+# Print the lines of later waves whose experiments have begun and whose data all exist.
 begun() { # list, wave
     local line words index
     while IFS= read -r line; do
@@ -193,13 +193,13 @@ train_wave() { # list, logs, its first and last line, options of train.sh
     local job wide=$(($4 - $3 + 1)) one=(utils/train.sh "${@:5}")
     one+=(--config "${config}" --ngpu "${ngpu}" --nj "$((nj > wide ? nj / wide : 1))")
     array "${train_cmd}" "${2/JOB/init.JOB}" "$1" "$3" "$4" "${one[@]}" --steps init
-    # Warnings.
+    # Repeat the warnings of init.
     for job in $(seq "$3" "$4"); do printed "${2/JOB/init."${job}"}"; done >&2
     if [ -z "${rounds_cmd:-}" ]; then
         array "${train_cmd}" "$2" "$1" "$3" "$4" "${one[@]}" --steps "rounds average"
         return
     fi
-    # One experiment after the other, each over all processes that cmd.sh asks for.
+    # One experiment after the other, each in all processes that cmd.sh asks for.
     for job in $(seq "$3" "$4"); do
         ${rounds_cmd} "${2/JOB/"${job}"}" utils/line.sh "$1" "${job}" "${one[@]}" --steps rounds
         [[ " $* " != *" --average "* ]] || ${train_cmd} "${2/JOB/average."${job}"}" \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs Resemblyzer, a speaker encoder that nobody here has trained, into the environment of the
-# recipes: for `fedtools attack speech`, and nothing else. 16 MB, with its weights (Apache-2.0); the
-# wheel is pinned by its hash. When nothing is left to do it returns at once.
+# Install Resemblyzer, a speaker encoder trained by others, into the environment of the recipes, for
+# `fedtools attack speech` only. 16 MB, with its weights (Apache-2.0); the wheel is pinned by its hash.
+# Does nothing if it is installed.
 #
 #   utils/resemblyzer.sh
 set -euo pipefail
@@ -26,8 +26,8 @@ sys.exit(not all(map(u.find_spec, ("resemblyzer", "webrtcvad"))))') 2>/dev/null
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-# Without what it asks for: librosa and the others are here, and webrtcvad, which it imports and which
-# is not used, builds with an old setuptools alone; the wheels of another name have the module.
+# Without its requirements: librosa and others are installed already. It imports webrtcvad without using
+# it; webrtcvad builds only with an old setuptools, but webrtcvad-wheels has the module.
 install() {
     python3 -m pip install --no-input --disable-pip-version-check --progress-bar off --no-deps \
         "$@" >"$log" 2>&1 && return

@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""Run jobs on this machine: the grammar and the logs of Kaldi's run.pl.
+"""Run jobs on this machine, with the command line and the logs of Kaldi's run.pl.
 
     run.py [--max-jobs-run N] [--num-threads N] [--gpu N] [JOB=1:4] log/x.JOB.log command ... JOB
     run.py --ntasks N [--num-threads N] [--gpu N] log/x.log command ...
 
 JOB (or any other name) becomes 1, 2, 3 and 4, in the name of the log and in the command. As with
-run.pl, the command is a line for bash: an argument with spaces is put in quotes, one without is
-left to the shell, so that `\\|` is a pipe. As many jobs run at a time as there are cores for
-their threads; with --gpu, as there are GPUs, and each job sees only its own. Options that only
-matter to a batch system (--mem 4G, --config f, ...) are accepted and ignored.
+run.pl, the command is a line for bash: an argument with spaces is quoted, and one without is left
+to the shell, so that `\\|` is a pipe. As many jobs run at a time as there are cores for their
+threads; with --gpu, as there are GPUs, and each job sees only its own. Options that only matter to
+a batch system (--mem 4G, --config f, ...) are accepted and ignored.
 
 With --ntasks, one job is N processes of the same command, which find RANK (0 to N - 1), WORLD_SIZE
-and LOCAL_RANK in their environment, as with torchrun. They share the log and the GPUs; threads are
-those of each. If one fails, the others are killed and the job fails. With --launcher "srun ...",
-which slurm.py uses, that program starts them: it is given the line for bash as its last argument.
+and LOCAL_RANK in their environment, as with torchrun. They share the log and the GPUs;
+--num-threads is per process. If one fails, the others are killed and the job fails. With --launcher
+"srun ...", which slurm.py uses, that program starts them, with the line for bash as its last
+argument.
 
-Exit status: 0 if every job's was; 1 if not, with the end of the failing log on stderr, or, where a
-program of ours ended with a line that says what is wrong, only that line and the name of the log.
+Exit status: 0 if all jobs succeed; otherwise 1, with the end of the failing log on stderr. If one
+of our programs ended with a line of error message, only this line and the name of the log are
+printed.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ LOGS_SHOWN = 3
 PROGRESS_SECONDS = 15
 PROGRAM = Path(sys.argv[0]).name
 PR_SET_PDEATHSIG = 1
-# What bad input ends with, "fedtools: ..." or "prepare.py: ...", and what line.sh says after it.
+# Error messages of our programs, "fedtools: ..." or "prepare.py: ...", and what line.sh adds.
 MESSAGE = re.compile(r"(fedtools|\w+\.py): \S")
 FAILED_LINE = re.compile(r"\S*line\.sh: line \d+ of .* failed: ")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -49,7 +51,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass
 class Request:
-    """What the command line asked for: options by name, the job range, the log, the command."""
+    """A parsed command line: options by name, the job range, the log, and the command."""
 
     options: dict[str, str] = field(default_factory=dict)
     name: str | None = None
@@ -59,18 +61,18 @@ class Request:
     command: list[str] = field(default_factory=list)
 
     def fill(self, text: str, job: int | str) -> str:
-        """`text` with the job's name replaced by its number."""
+        """Return `text` with the job's name replaced by its number."""
         return text if self.name is None else text.replace(self.name, str(job))
 
 
 def usage_error(message: str) -> NoReturn:
-    """Say in one line what is wrong with the command line, and exit 2."""
+    """Print a message about wrong usage in one line, and exit with status 2."""
     print(f"{PROGRAM}: {message}", file=sys.stderr)
     sys.exit(2)
 
 
 def parse(arguments: list[str]) -> Request:
-    """Read Kaldi's grammar: options and one JOB=a:b in any order, the log, the command."""
+    """Parse Kaldi's command line: options and one JOB=a:b in any order, the log, the command."""
     request = Request()
     rest = deque(arguments)
     while rest and (rest[0].startswith("-") or is_range(rest[0])):
@@ -80,7 +82,7 @@ def parse(arguments: list[str]) -> Request:
         elif word == "-V":  # qsub's "pass the environment on": it has no value
             continue
         elif not rest:
-            usage_error(f"option {word} wants a value")
+            usage_error(f"option {word} needs a value")
         elif word == "-pe":  # qsub's parallel environment: a name and a number
             rest.popleft()
             request.options["num_threads"] = rest.popleft() if rest else "1"
@@ -97,34 +99,34 @@ def parse(arguments: list[str]) -> Request:
 
 
 def is_range(word: str) -> bool:
-    """Whether `word` looks like JOB=1:4 or JOB=3."""
+    """Return whether `word` looks like JOB=1:4 or JOB=3."""
     return re.fullmatch(r"[A-Za-z_]\w*=\d+(:\d+)?", word) is not None
 
 
 def take_range(request: Request, word: str) -> None:
-    """Put JOB=1:4 into `request`; an error if there is one already, or if it is empty."""
+    """Set the job range of `request` from JOB=1:4; exit if it has one, or if this is empty."""
     name, _, numbers = word.partition("=")
     first, _, last = numbers.partition(":")
     if request.name is not None:
         usage_error(f"two job ranges, {request.name}=... and {word}")
     request.name, request.first, request.last = name, int(first), int(last or first)
     if not 1 <= request.first <= request.last:
-        usage_error(f"{word}: job numbers begin at 1 and do not go down")
+        usage_error(f"{word}: job numbers must begin at 1 or above and not decrease")
 
 
 def positive(options: dict[str, str], name: str, default: int) -> int:
-    """The option as a whole number of at least 0."""
+    """Return the option as a whole number of at least 0."""
     value = options.get(name, str(default))
     if not value.isascii() or not value.isdigit():
-        usage_error(f"--{name.replace('_', '-')} is a whole number, not {value!r}")
+        usage_error(f"--{name.replace('_', '-')} must be a whole number, not {value!r}")
     return int(value)
 
 
 def ranks(request: Request) -> int:
-    """The number of processes of the job, which must be the only one if they are several."""
+    """Return the number of processes of the job, which must be the only one if above 1."""
     number = positive(request.options, "ntasks", 1)
     if number < 1:
-        usage_error("--ntasks is at least 1")
+        usage_error("--ntasks must be at least 1")
     if number > 1 and request.last > request.first:
         jobs = f"{request.name}={request.first}:{request.last}"
         usage_error(f"--ntasks {number} is for one job, not for {jobs}")
@@ -132,7 +134,7 @@ def ranks(request: Request) -> int:
 
 
 def shell_line(command: list[str]) -> str:
-    """The command as run.pl hands it to bash: see the module's docstring."""
+    """Return the command as run.pl passes it to bash; see the module's docstring."""
     return " ".join(shell_word(word) for word in command)
 
 
@@ -140,14 +142,14 @@ def shell_word(word: str) -> str:
     if re.fullmatch(r"\S+", word):
         try:
             shlex.split(word)
-        except ValueError:  # a lone quote: the shell could only fail on it
+        except ValueError:  # an unmatched quote, on which the shell would fail
             return shlex.quote(word)
         return word
     return shlex.quote(word) if '"' in word else f'"{word}"'
 
 
 def gpus() -> list[str]:
-    """The GPUs that jobs may use: CUDA_VISIBLE_DEVICES, or all that nvidia-smi lists."""
+    """Return the GPUs that jobs may use: CUDA_VISIBLE_DEVICES, or all that nvidia-smi lists."""
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return visible.split(",")
     try:
@@ -161,7 +163,7 @@ def gpus() -> list[str]:
 
 @dataclass
 class Job:
-    """One running job: its processes by number, and the exit code of the first that failed."""
+    """A running job: its processes by id, and the exit code of the first that failed."""
 
     log: Path
     started: float
@@ -171,14 +173,14 @@ class Job:
 
 
 class Runner:
-    """Runs the jobs of a request, so many at a time."""
+    """A runner of a request's jobs, a limited number at a time."""
 
     def __init__(self, request: Request):
         self.request = request
         self.ranks = ranks(request)
         self.threads = max(1, positive(request.options, "num_threads", 1))
         self.waiting = deque(range(request.first, request.last + 1))
-        self.running: dict[int, Job] = {}  # by process: a job of several ranks comes as often
+        self.running: dict[int, Job] = {}  # by process id; a job of several ranks has several
         self.failed: list[Path] = []
         self.shown = time.time()
         self.told: dict[Path, str] = {}
@@ -205,9 +207,9 @@ class Runner:
         return self.failed
 
     def show_progress(self) -> None:
-        """Now and then, repeat a new last line of a log on stderr: long work shows its progress.
+        """Print the last line of each log on stderr, if new, every `PROGRESS_SECONDS`.
 
-        Where there are several jobs, the log's name says whose it is.
+        If there are several jobs, the log's name precedes the line.
         """
         if time.time() - self.shown < PROGRESS_SECONDS:
             return
@@ -217,7 +219,7 @@ class Runner:
                 with open(log, encoding="utf-8", errors="replace") as file:
                     last = "".join(deque(file, maxlen=1)).rstrip("\n").split("\r")[-1]
             except OSError:
-                continue  # it is told when the job ends
+                continue  # reported when the job ends
             if not last.startswith("#") and last != self.told.get(log):
                 self.told[log] = last
                 name = f"{log.name}: " if self.request.last > self.request.first else ""
@@ -250,7 +252,7 @@ class Runner:
             self.start_process(job, line, environment)
 
     def start_process(self, job: Job, line: str, environment: dict[str, str]) -> None:
-        # If this program is killed, the kernel tells bash, which takes its whole group along.
+        # If this program is killed, the kernel sends SIGTERM to bash, which kills its whole group.
         guarded = f"trap 'kill -KILL 0' TERM; ( {line}\n) & wait $!"
         with open(job.log, "ab") as output:
             process = subprocess.Popen(
@@ -266,9 +268,9 @@ class Runner:
         job.processes[process.pid] = process
 
     def ended(self, pid: int, code: int) -> None:
-        """Note that a process has ended; the last one of a job ends the job."""
+        """Record that a process has ended; the last one of a job ends the job."""
         job = self.running.pop(pid)
-        # Tells Popen that the process was waited for, so that it does not look for it again.
+        # Lets Popen know that the process has been waited for, so that it does not wait again.
         job.processes.pop(pid).returncode = code
         if code and not job.code:
             job.code = 128 - code if code < 0 else code
@@ -282,7 +284,7 @@ class Runner:
         seconds = round(time.time() - job.started)
         try:
             with open(job.log, "r+", encoding="utf-8", errors="surrogateescape") as file:
-                # Also after output without an end of line, such as a progress bar's.
+                # Output may lack a final newline, such as a progress bar's.
                 if not file.read().endswith("\n"):
                     file.write("\n")
                 file.write(f"# Accounting: time={seconds} threads={self.threads}\n")
@@ -291,13 +293,13 @@ class Runner:
                 )
                 file.write(f"{ended}\n")
         except OSError as error:
-            # The other jobs go on: that a log is cut short is no reason to end them.
+            # An incomplete log is no reason to end the other jobs.
             print(f"{PROGRAM}: {job.log}: {error.strerror}", file=sys.stderr)
         if job.code:
             self.failed.append(job.log)
 
     def kill(self) -> None:
-        """End every running job and all that it started."""
+        """Kill every running job and all processes that it started."""
         kill_groups(self.running)
         while self.running:
             pid, status = os.wait()
@@ -306,36 +308,36 @@ class Runner:
 
 
 def kill_groups(leaders: Iterable[int]) -> None:
-    """Kill processes and all that they started, if they are still there."""
+    """Kill the process groups of the given leaders, ignoring those that have ended."""
     for pid in leaders:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
 
 def die_with_parent() -> None:
-    """On Linux: ask for SIGTERM when the parent of this process dies."""
+    """Request SIGTERM for when the parent of this process dies (on Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def report(failed: list[Path], total: int) -> None:
-    """Say on stderr which jobs failed, and why: in a line of a program's own, or the log's end."""
-    said = {log: message(log) for log in sorted(failed)[:LOGS_SHOWN]}
-    if len(failed) > 1 or not all(said.values()):
+    """Report failed jobs on stderr, with their program's error message or the log's end."""
+    messages = {log: message(log) for log in sorted(failed)[:LOGS_SHOWN]}
+    if len(failed) > 1 or not all(messages.values()):
         print(f"{PROGRAM}: {len(failed)} of {total} jobs failed", file=sys.stderr)
-    for log, text in said.items():
+    for log, text in messages.items():
         if text:
             print(f"{text} (log: {log})", file=sys.stderr)
             continue
         print(f"{PROGRAM}: the end of {log}:", file=sys.stderr)
         if not log.exists():
-            print("    (no such log: the job never began)", file=sys.stderr)
+            print("    (no such log: the job never started)", file=sys.stderr)
         for line in end_of(log):
             print("   ", line, file=sys.stderr)
 
 
 def end_of(log: Path) -> list[str]:
-    """The last lines of a log; of a progress bar, only its last state."""
+    """Return the last lines of a log, with only the last state of a progress bar."""
     if not log.exists():
         return []
     with open(log, encoding="utf-8", errors="replace") as file:
@@ -343,7 +345,7 @@ def end_of(log: Path) -> list[str]:
 
 
 def message(log: Path) -> str:
-    """What the job's program says is wrong, if it ended with one line of bad input; or nothing."""
+    """Return the error message that the job's program ended with, or "" if there is none."""
     lines = [line for line in end_of(log) if not line.startswith("#")]
     while lines and FAILED_LINE.match(lines[-1]):
         lines.pop()
@@ -352,8 +354,8 @@ def message(log: Path) -> str:
 
 def interrupt(number: int, _frame: object) -> None:
     """Turn a signal into an exception that names it."""
-    # Slurm sends SIGTERM, and so does the kernel when the job script dies of it: a second one must
-    # not end the work of the first.
+    # Slurm sends SIGTERM, and the kernel sends another when the job script dies of it. The second
+    # must not interrupt the handling of the first.
     ignore_signals()
     raise SystemExit(128 + number)
 
@@ -371,7 +373,7 @@ def ignore_signals() -> None:
 def main() -> None:
     request = parse(sys.argv[1:])
     catch_signals()
-    # A run.sh that is killed alone must not leave jobs that write into its rerun's files.
+    # If only run.sh is killed, its jobs must not go on writing into the files of its next run.
     die_with_parent()
     runner = Runner(request)
     try:

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Makes the virtual environment that recipes and tests run in, once.
+# Make the virtual environment that recipes and tests run in, once.
 #
 #   utils/setup.sh [--venv DIR]          (default: .venv at the root of the checkout)
 #
 # Needs Python 3.10 to 3.13 with its venv module, a C++ compiler, and PyPI. A recipe's path.sh
-# calls it; when nothing is left to do it returns at once. After a kill, the same command goes on
-# with the step that was interrupted. Everything is said in DIR/setup.log.
+# calls it; if the environment is complete it does nothing. After a kill, the same command continues
+# with the step that was interrupted. All output is in DIR/setup.log.
 #
-# Environment: FEDTOOLS_PYTHON  the Python to build on, instead of a search on PATH
-#              FEDTOOLS_TORCH   what to install as PyTorch, e.g. 'torch==2.4.1+cpu'
+# Environment: FEDTOOLS_PYTHON  the Python to use, instead of a search on PATH
+#              FEDTOOLS_TORCH   requirement to install as PyTorch, e.g. 'torch==2.4.1+cpu'
 set -euo pipefail
 export LC_ALL=C
 
@@ -24,7 +24,7 @@ fail() { say "setup.sh: $*"; exit 1; }
 
 while [[ $# -gt 0 ]]; do
     case $1 in
-        --venv) [[ $# -ge 2 ]] || { say "setup.sh: --venv wants a directory"; exit 2; }
+        --venv) [[ $# -ge 2 ]] || { say "setup.sh: --venv needs a directory"; exit 2; }
             venv=$2; shift 2 ;;
         --help | -h) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
         *) say "setup.sh: unknown argument '$1'; see --help"; exit 2 ;;
@@ -38,11 +38,11 @@ marks=$venv/.steps
 
 hash_of() { cat "$@" | sha256sum | cut -c 1-16; }
 
-# The environment holds absolute paths: a moved checkout is set up anew where that matters.
+# The environment has absolute paths, so a moved checkout repeats the steps that depend on them.
 installed="$(hash_of "$root/setup.py") $root $venv"
 everything="$(hash_of "$root"/setup.py "$root"/utils/{setup,build_kenlm,build_flashlight}.sh \
     "$root/utils/requirements.txt") $installed"
-# Once chosen, a PyTorch stays until another is asked for.
+# Once chosen, a PyTorch is kept until FEDTOOLS_TORCH asks for another.
 torch="default $torch_version"
 if [[ -n ${FEDTOOLS_TORCH:-} ]]; then
     torch="chosen $FEDTOOLS_TORCH"
@@ -56,7 +56,7 @@ is_done() {
 ! is_done || exit 0
 
 # ---------------------------------------------------------------------------------------------
-# One set-up at a time; the lock goes with the process, however that ends.
+# One set-up at a time; the lock is released when the process ends, for whatever reason.
 if command -v flock >/dev/null; then
     exec 9>"$venv/.lock"
     if ! flock --nonblock 9; then
@@ -71,7 +71,7 @@ steps=6
 ticker=
 trap '[[ -z $ticker ]] || kill "$ticker" 2>/dev/null' EXIT
 
-# Show that a long step is alive: every second on a terminal, every 30 s in a file.
+# Show the time that a long step has taken: every second on a terminal, every 30 s in a file.
 tick() {
     local label=$1 start=$SECONDS
     exec 9>&-
@@ -84,13 +84,13 @@ tick() {
     done
 }
 
-# step NAME KEY LABEL FUNCTION: run FUNCTION unless it ended well for the same KEY before.
+# step NAME KEY LABEL FUNCTION: run FUNCTION unless it has succeeded for the same KEY before.
 step() {
     local name=$1 key=$2 label start code=0
     number=$((number + 1))
     label=$(printf '[%d/%d] %-44s' "$number" "$steps" "$3")
     if [[ $(cat "$marks/$name" 2>/dev/null) == "$key" ]]; then
-        say "$label   there"
+        say "$label   done before"
         return
     fi
     start=$SECONDS
@@ -115,7 +115,7 @@ step() {
     if [[ $code -ne 0 ]]; then
         [[ ! -t 2 ]] || say ""
         grep -v "^Ignoring " "$log" | tail -n 12 | sed 's/^/    | /' >&2
-        fail "step '$3' failed; all of it is in $log; the same command goes on from here"
+        fail "step '$3' failed; its output is in $log; the same command continues from here"
     fi
     printf '%s\n' "$key" >"$marks/$name.new"
     mv "$marks/$name.new" "$marks/$name"
@@ -127,7 +127,7 @@ step() {
     fi
 }
 
-# From inside a step, whose output goes to the log: one line for the user too.
+# Print a line for the user from inside a step, whose output goes to the log.
 note() {
     printf '%s\n' "$*"
     printf '\r    %s\n' "$*" >&4
@@ -136,7 +136,7 @@ note() {
 install() { "$python" -m pip install --no-input --progress-bar off "${pip_mode[@]}" "$@"; }
 
 # ---------------------------------------------------------------------------------------------
-# Candidates must run, not only be found: a version manager's shims exist for versions it lacks.
+# Candidates must run, not only exist: a version manager has shims for versions it has not installed.
 fitting() {
     "$1" -c "import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < $2)" \
         >/dev/null 2>&1
@@ -162,7 +162,7 @@ find_python() {
 }
 
 make_venv() {
-    # What an interrupted or broken environment left would be taken for installed.
+    # Remove remains of an interrupted or broken environment, which would count as installed.
     find "$venv" -mindepth 1 -maxdepth 1 ! -name .lock ! -name .steps ! -name setup.log \
         -exec rm -rf {} +
     find "$marks" -mindepth 1 ! -name venv.begun -delete
@@ -183,24 +183,24 @@ install_torch() {
     fi
     if [[ $(uname -s) == Linux ]] && ! nvidia-smi -L >/dev/null 2>&1; then
         note "no NVIDIA GPU here: the CPU build (another: FEDTOOLS_TORCH='torch==$torch_version')"
-        # Impatient, and without its needs, which come next: the index may be out of reach.
+        # With few retries, because the index may be unreachable; dependencies come in the next step.
         if install --retries 1 --timeout 15 --no-deps --extra-index-url "$cpu_index" \
             "torch==$torch_version+cpu"; then
             return
         fi
-        note "the CPU build cannot be had from $cpu_index: PyPI's build instead (larger)"
+        note "the CPU build is not available from $cpu_index: PyPI's build instead (larger)"
     fi
     install "torch==$torch_version"
 }
 
 install_needs() { install --no-deps -r "$root/utils/requirements.txt"; }
 
-# ESPnet's own list cannot be met together with a recent PyTorch: it asks for setuptools < 74.
+# ESPnet's own requirements conflict with a recent PyTorch: it asks for setuptools < 74.
 install_espnet() { install --no-deps "espnet==$espnet_version"; }
 
 build_kenlm() {
-    # The module and the programs at the same time, because either build leaves cores idle. On
-    # Python 3.13 the module comes with flashlight-text.
+    # Build the module and the programs at the same time, because either build leaves cores idle. On
+    # Python 3.13 the module is built with flashlight-text.
     local module=
     if [[ $steps -eq 6 ]]; then
         install --no-deps "kenlm==$kenlm_version" &

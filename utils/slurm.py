@@ -1,31 +1,31 @@
 #!/usr/bin/env python3
-"""Run jobs on a Slurm cluster: the grammar of Kaldi's queue.pl, and of run.py beside this file.
+"""Run jobs on a Slurm cluster, with the command line of Kaldi's queue.pl and of our run.py.
 
     slurm.py [--config conf/slurm.conf] [--mem 4G] [--gpu 1] [--max-jobs-run N] ...
              [JOB=1:4] log/x.JOB.log command ... JOB
     slurm.py --ntasks N ... log/x.log command ...
 
 The jobs become one array job. On its node, each is run by run.py, so that logs are the same
-everywhere; `path.sh` of the current directory is sourced first, if there is one. The config is in
-the format of Kaldi's slurm.conf and says what each option means to sbatch:
+everywhere; `path.sh` of the current directory is sourced first, if it exists. The config is in the
+format of Kaldi's slurm.conf and translates each option to arguments of sbatch:
 
     command sbatch --export=ALL
     option mem=* --mem-per-cpu $0
     default gpu=0
     option gpu=0 -p cpu
 
-With --ntasks, one job is N processes of the command, on as many nodes as the config leads to. srun
-starts them, all write into the one log, and they find RANK, WORLD_SIZE and LOCAL_RANK in their
+With --ntasks, one job is N processes of the command, on as many nodes as the config's arguments
+give. srun starts them, all write to one log, and they find RANK, WORLD_SIZE and LOCAL_RANK in their
 environment. If one fails, srun ends the others and the job fails.
 
-An interrupted slurm.py cancels its array. One that is killed with kill -9, or whose machine goes
-down, cannot: its array goes on. So the array's id is kept in q/ beside the logs until the array has
-ended, and the next run with the same log begins by cancelling that array and waiting until Slurm
-has ended its last job. It does not wait for the array's own end, because the new run may have other
-options or another number of jobs, whose results the old jobs would overwrite; little is lost, as
-our commands continue from the files they find.
+An interrupted slurm.py cancels its array. If it is killed with kill -9, or its machine goes down,
+its array continues. So the array's id is kept in q/ next to the logs until the array has ended, and
+the next run with the same log first cancels that array and waits until Slurm has ended its last
+job. It does not let the array finish, because the new run may have other options or another number
+of jobs, whose results the old jobs would overwrite. Little is lost, as our commands continue from
+the files they find.
 
-Exit status: 0 if every job's was; 1 if not, with the end of the failing log on stderr.
+Exit status: 0 if all jobs succeed; otherwise 1, with the end of the failing log on stderr.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from run import (
     usage_error,
 )
 
-# A cluster without a config of its own: memory, threads, time and GPUs as most sites have them.
+# The config if none is given: memory, threads, time and GPUs as on most sites.
 DEFAULT_CONFIG = """\
 command sbatch --export=ALL
 option time=* --time $0
@@ -62,12 +62,12 @@ default gpu=0
 option gpu=0
 option gpu=* --gres=gpu:$0
 """
-# How long a file written on a node may take to be seen here through a network file system.
+# Seconds that a file written on a node may take to appear here on a network file system.
 PATIENCE = 60.0
-# How long Slurm may take to end a cancelled job: by default it kills after 30 seconds what does not
-# heed SIGTERM, and gives up after 60 more what cannot be killed.
+# Seconds that Slurm may take to end a cancelled job: by default it kills a job that ignores SIGTERM
+# after 30 seconds, and gives up after 60 more if it cannot be killed.
 CANCEL_PATIENCE = 120.0
-# How long sbatch, once started, may take to say the id of what it submits.
+# Seconds that sbatch, once started, may take to write the id of the array.
 SUBMIT_PATIENCE = 10.0
 
 
@@ -75,7 +75,7 @@ def read_config(text: str, name: str) -> tuple[list[str], dict[str, list[str]], 
     """Parse Kaldi's slurm.conf.
 
     Returns:
-        the submitting command; "name=value" -> arguments for it; the options' defaults.
+        The submission command; "name=value" -> its arguments; the options' defaults.
     """
     command: list[str] = []
     options: dict[str, list[str]] = {}
@@ -102,7 +102,7 @@ def read_config(text: str, name: str) -> tuple[list[str], dict[str, list[str]], 
 def submit_arguments(
     asked: dict[str, str], options: dict[str, list[str]], defaults: dict[str, str], name: str
 ) -> Iterator[str]:
-    """What sbatch is told: every option asked for, or its default, through the config."""
+    """Yield sbatch's arguments for every given option or default, as the config translates it."""
     for key, value in {**defaults, **asked}.items():
         if key in ("config", "max_jobs_run"):
             continue
@@ -113,9 +113,9 @@ def submit_arguments(
 
 
 def job_script(request: Request, done: Path) -> str:
-    """The script of one element of the array."""
+    """Return the script of one element of the array."""
     number = "${SLURM_ARRAY_TASK_ID}"
-    # No --gpu: run.py leaves the GPUs as Slurm has assigned them.
+    # Without --gpu, run.py leaves the GPUs as Slurm has assigned them.
     threads = request.options.get("num_threads", "1")
     start = ["python3", str(Path(__file__).resolve().parent / "run.py"), "--num-threads", threads]
     if "ntasks" in request.options:
@@ -138,7 +138,7 @@ exit "$code"
 
 
 def launcher(number: int) -> str:
-    """What starts so many processes within a job; the line for bash is its last argument."""
+    """Return the command that starts `number` processes in a job, to be followed by a bash line."""
     names = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID"
     start = f"srun --ntasks={number} --kill-on-bad-exit=1 --export=ALL bash -c"
     return f"{start} '{names} exec bash -c \"$0\"'"
@@ -156,13 +156,13 @@ def submit(request: Request) -> list[Path]:
         usage_error(f"--config {config}: not UTF-8")
     name = config or "the built-in config"
     command, options, defaults = read_config(text, name)
-    told = list(submit_arguments(request.options, options, defaults, name))
+    arguments = list(submit_arguments(request.options, options, defaults, name))
     array = f"{request.first}-{request.last}"
     if limit := positive(request.options, "max_jobs_run", 0):
         array += f"%{limit}"
 
     log = Path(request.log)
-    # Kaldi keeps what it submits in q/ beside the logs.
+    # Kaldi keeps the scripts that it submits in q/ next to the logs.
     folder = log.parent / "q"
     script, done = folder / f"{log.stem}.sh", folder / f"done.{log.stem}"
     memory = folder / f"{log.stem}.id"
@@ -178,7 +178,7 @@ def submit(request: Request) -> list[Path]:
         raise SystemExit(f"{PROGRAM}: {error.filename or script}: {error.strerror}") from None
     # Slurm's own messages about an element of the array; the job's output is in its log.
     output = ["--output", str(folder / f"{log.stem}.slurm-%a.out")]
-    line = [*command, "--parsable", "--wait", *output, *told, f"--array={array}", str(script)]
+    line = [*command, "--parsable", "--wait", *output, *arguments, f"--array={array}", str(script)]
     wait_for(line, memory, lambda: set(codes.values()) <= set(folder.iterdir()))
 
     deadline = time.monotonic() + PATIENCE
@@ -191,11 +191,11 @@ def submit(request: Request) -> list[Path]:
 def wait_for(line: list[str], memory: Path, done: Callable[[], bool]) -> None:
     """Submit the array and wait for its end; cancel it if interrupted.
 
-    sbatch --wait sees the end, also that of lost jobs, but after a while it asks every 32 seconds
-    only; `done` says at once that all jobs have left their exit codes.
+    sbatch --wait notices the end, also of lost jobs, but after a while it polls only every 32
+    seconds; `done` returns whether all jobs have left their exit codes, without delay.
     """
     try:
-        # sbatch itself writes the id, and in a session of its own: so none is lost, even if this
+        # sbatch itself writes the id, in a session of its own, so that no id is lost even if this
         # program is killed while sbatch submits.
         with open(memory, "wb") as output:
             process = subprocess.Popen(
@@ -228,42 +228,42 @@ def wait_for(line: list[str], memory: Path, done: Callable[[], bool]) -> None:
 
 
 def remembered(memory: Path) -> list[str]:
-    """The array that `memory` names, as arguments for scancel: its cluster, if given, and id."""
+    """Read the array that `memory` names, as scancel's arguments: its cluster, if any, and id."""
     try:
         text = memory.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    # Without the end of its line, it is still being written.
+    # A line without its newline is still being written.
     job, _, cluster = text.partition("\n")[0].partition(";") if "\n" in text else ("", "", "")
     return [*(["--clusters", cluster] if cluster else []), job] if job else []
 
 
 def cancel_earlier(memory: Path) -> None:
-    """Cancel the array that a killed run of the same log has left, and wait until it is gone."""
+    """Cancel the array that a killed run of the same log has left, and wait until it has ended."""
     deadline = time.monotonic() + SUBMIT_PATIENCE
     while not (job := remembered(memory)) and memory.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)  # the sbatch of a run that was killed just now may be about to write it
+        time.sleep(0.1)  # the sbatch of a run that was just killed may be about to write the id
     if not job:
         return
     *cluster, number = job
-    deadline, told = time.monotonic() + CANCEL_PATIENCE, False
+    deadline, reported = time.monotonic() + CANCEL_PATIENCE, False
     while problem := still_there([*cluster, "--jobs", number]):
         if time.monotonic() > deadline:
             print(
                 f"{PROGRAM}: {memory}: array {number} of an earlier run does not end: {problem}; "
-                f"see to it with scancel {number}, then remove {memory}",
+                f"cancel it with scancel {number}, then remove {memory}",
                 file=sys.stderr,
             )
             sys.exit(1)
-        if not told:
+        if not reported:
             print(f"{PROGRAM}: cancelling array {number} of an earlier run", file=sys.stderr)
-            told = True
+            reported = True
         subprocess.run(["scancel", *job], check=False, capture_output=True)
         time.sleep(1)
 
 
 def still_there(arguments: list[str]) -> str:
-    """Why an array may still run, in the words of squeue; empty if Slurm has ended all of it."""
+    """Return squeue's lines on an array that may still run, or "" if Slurm has ended all of it."""
     line = ["squeue", "--noheader", "--format", "%i is %T", *arguments]
     # Variables such as SQUEUE_PARTITION would hide jobs.
     variables = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
@@ -272,7 +272,7 @@ def still_there(arguments: list[str]) -> str:
     except OSError as error:
         usage_error(f"cannot run squeue: {error.strerror}")
     if "Invalid job id" in listed.stderr:
-        return ""  # ended long ago: Slurm has forgotten it
+        return ""  # ended long ago, and no longer known to Slurm
     if listed.returncode:
         return (listed.stderr.strip() or f"squeue failed ({listed.returncode})").split("\n")[-1]
     jobs = [job for job in listed.stdout.split("\n") if " is " in job]
@@ -280,14 +280,14 @@ def still_there(arguments: list[str]) -> str:
 
 
 def exit_code(done: Path, deadline: float) -> str:
-    """What the job's done-file says; nothing by the deadline: the job was lost."""
+    """Return the exit code in the job's done-file, or "" if it is missing after the deadline."""
     while True:
         if done.exists() and (code := done.read_text(encoding="ascii").strip()):
             return code
         if time.monotonic() > deadline:
             break
         time.sleep(0.2)
-        # A listing makes a network file system look again.
+        # Listing the folder makes a network file system refresh it.
         list(done.parent.iterdir())
     print(f"{PROGRAM}: no trace of {done.name}; was the job killed by Slurm?", file=sys.stderr)
     return ""
@@ -296,7 +296,7 @@ def exit_code(done: Path, deadline: float) -> str:
 def main() -> None:
     request = parse(sys.argv[1:])
     catch_signals()
-    # A run.sh that is killed alone must not leave jobs that write into its rerun's files.
+    # If only run.sh is killed, its jobs must not go on writing into the files of its next run.
     die_with_parent()
     if failed := submit(request):
         report(failed, request.last - request.first + 1)

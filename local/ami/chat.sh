@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Fetches text that is far from meetings: open chat of 1,315 people, 2.5 million words, written.
+# Fetch text that is far from meetings: written open chat of 1,315 people, 2.5 million words.
 #
-#   local/ami/chat.sh FILE       one sentence a line, normalised as the words of meetings are
+#   local/ami/chat.sh FILE       one sentence a line, normalised like the words of meetings
 #
 # It is the Chit Chat Challenge dataset (MIT licence), from the wheel chitchat-dataset 0.9.0, 8 MB, on
-# the Python package index, pinned by its hash. When FILE is there it returns at once.
+# the Python package index, pinned by its hash. If FILE exists, the script does nothing.
 set -euo pipefail
 export LC_ALL=C
 
-# Physical: a recipe's local/ is a link.
+# The physical path, because a recipe's local/ is a link.
 here=$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 
@@ -18,7 +18,7 @@ fail() { say "$*"; exit 1; }
 case ${1:-} in
     --help | -h) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
 esac
-[[ $# -eq 1 && -n $1 ]] || { say "wants a file; see --help"; exit 2; }
+[[ $# -eq 1 && -n $1 ]] || { say "give a file; see --help"; exit 2; }
 [[ ! -s $1 ]] || exit 0
 mkdir -p "$(dirname -- "$1")"
 file=$(cd "$(dirname -- "$1")" && pwd)/$(basename -- "$1")

@@ -1,28 +1,28 @@
-"""Reading AMI: utterances of the headset recordings by the manual annotations.
+"""A reader of AMI: utterances of the headset recordings, from the manual annotations.
 
-What a reader of the corpus (NXT annotations 1.6.1 and 1.6.2) trips over, and what is done about it:
+Quirks of the corpus (NXT annotations 1.6.1 and 1.6.2), and how they are handled:
 
 channel     `<MEETING>.Headset-<channel>.wav` has its number from corpusResources/meetings.xml. The
-            agent letter in the names of annotation files says nothing of it, and EN2001a, EN2001d
-            and EN2001e have five headsets.
-times       An utterance lasts from the first to the last time of what its segment points at: words,
-            marks, laughter and other sounds, as NXT has it and Kaldi's recipe uses it. Where none
-            has a time (some words have none, or empty ones) the transcriber's segment stands.
-            Words without a time are kept and counted.
-segments    They are divided at full stops, and further where they are long (see words.py). Left out
+            agent letter in the names of annotation files does not determine the channel, and
+            EN2001a, EN2001d and EN2001e have five headsets.
+times       An utterance lasts from the first to the last time of the elements that its segment
+            points at: words, marks, laughter and other sounds, as in NXT and in Kaldi's recipe. If
+            no element has a time (some words have none, or empty ones) the transcriber's segment
+            times are used. Words without a time are kept and counted.
+segments    They are divided at full stops, and further if they are long (see words.py). Left out
             and counted: reversed ones, those past the end of the audio by more than half a second
-            (Kaldi's limit; by less, they are cut), the same one twice, those that point nowhere.
-pointers    `file#id(a)..id(b)`, both among them, in the order of the file, or `file#id(a)`.
+            (Kaldi's limit; by less, they are cut), duplicates, those that point nowhere.
+pointers    `file#id(a)..id(b)`, inclusive, in the order of the file, or `file#id(a)`.
 no words    vocalsound, nonvocalsound, disfmarker, gap, transformerror, comment, pause, and
             `punc="true"`. Truncated words, `trunc="true"`, are words. Segments without a word are
             no fault of the corpus and do not count for --max-drop.
-stereo      Some recordings have two channels, which data directories and our reader do not take:
-            the first channel is copied, as Kaldi takes it when none is named. A mean could cancel
-            speech, and would bring in whoever is on the other one.
+stereo      Some recordings have two channels, which data directories and our reader do not support:
+            the first channel is copied, which is also Kaldi's default. A mean could cancel speech,
+            and would mix in the speaker on the other channel.
 audio       A recording that is missing, empty or damaged drops its segments, each of them counted.
 gender      The first letter of a participant's name, by the owners' explanation of these names.
 
-Without recordings the annotations alone tell what was said and when, and no utterance is outside of
+Without recordings, words and times come from the annotations alone, and no utterance is outside of
 its audio.
 """
 
@@ -51,13 +51,13 @@ from fedtools.files.errors import UserError
 
 ANNOTATIONS = (".", "annotations", "ami_public_manual_1.6.2", "ami_public_manual_1.6.1")
 AUDIO = (".", "amicorpus", "audio", "wav_db")
-# Of these nobody asked for the words: they are no faults.
+# The only reason for dropping a segment that is not a fault of the corpus.
 NO_WORDS = "no words"
 
 
 @dataclass(frozen=True, order=True)
 class Utterance:
-    """One sentence of somebody in a meeting.
+    """One sentence of a person in a meeting.
 
     `start` and `end` are in hundredths of a second; `audio` is the recording, "" if there is none.
     """
@@ -71,11 +71,11 @@ class Utterance:
     audio: str = ""
 
 
-# --- where things are -----------------------------------------------------------------------------
+# --- folders --------------------------------------------------------------------------------------
 
 
 def find(folder: Path, places: Sequence[str], pattern: str, what: str, option: str) -> Path:
-    """The first of some places below a folder that has files of a pattern, absolute."""
+    """Return the first of the places below a folder with files of a pattern, as absolute path."""
     folder = corpus_folder(folder, f"the folder with the {what}")
     for place in places:
         if any((folder / place).glob(pattern)):
@@ -85,7 +85,7 @@ def find(folder: Path, places: Sequence[str], pattern: str, what: str, option: s
 
 
 def meetings_there(annotations: Path) -> set[str]:
-    """The meetings that have segments."""
+    """Return the meetings that have segments."""
     return {path.name.split(".")[0] for path in annotations.glob("segments/*.segments.xml")}
 
 
@@ -93,11 +93,11 @@ def meetings_there(annotations: Path) -> set[str]:
 
 
 class Headsets:
-    """The recordings of the headsets: their lengths, and how many channels they have.
+    """The recordings of the headsets, their lengths and numbers of channels.
 
     Attributes:
-        paths: recording -> its file, of the recordings that can be used.
-        channels: recording -> how many channels its file has.
+        paths: recording -> its file, of the usable recordings.
+        channels: recording -> number of channels of its file.
     """
 
     def __init__(self, folder: Path):
@@ -107,7 +107,7 @@ class Headsets:
         self._seconds: dict[str, float | str] = {}
 
     def seconds(self, meeting: str, channel: int) -> float:
-        """The length of a recording; a `Fault` if it cannot be used."""
+        """Return the length of a recording; raise `Fault` if it is unusable."""
         name = recording_of(meeting, channel)
         if name not in self._seconds:
             path = self.folder / meeting / "audio" / f"{meeting}.Headset-{channel}.wav"
@@ -122,7 +122,7 @@ class Headsets:
         return length
 
     def within(self, sentence: Sentence, meeting: str, channel: int) -> Sentence:
-        """The sentence, which ends no later than its recording; a `Fault` if it is outside."""
+        """Return the sentence, cut at its recording's end; raise `Fault` if it lies outside."""
         length = self.seconds(meeting, channel)
         end = min(sentence.end, int(100 * length + 1e-6))
         if sentence.start >= end or sentence.end > 100 * (length + MAX_OVERSHOOT):
@@ -131,7 +131,7 @@ class Headsets:
 
 
 def recording_of(meeting: str, channel: int) -> str:
-    """The id of a recording: ES2011a-H00."""
+    """Return the id of a recording, such as ES2011a-H00."""
     return f"{meeting}-H{channel:02}"
 
 
@@ -140,14 +140,15 @@ def recording_of(meeting: str, channel: int) -> str:
 
 @dataclass
 class Reader:
-    """Reads the utterances of meetings; what is left out is added to `dropped`.
+    """A reader of the utterances of meetings.
 
     Attributes:
         annotations: the folder with words, segments and corpusResources.
-        headsets: the recordings; None if the annotations are all there is.
+        headsets: the recordings; None if there are only annotations.
         most: as of `words.sentences`.
-        untimed: how many words without a time were met; they are kept.
-        twice: how many words had the id of another one; the first is kept.
+        dropped: counts of dropped segments by reason, added to.
+        untimed: number of words without a time; they are kept.
+        twice: number of words with another word's id; the first word is kept.
         silent: the speakers (<MEETING>.<agent>) of meetings.xml who have no segments file.
     """
 
@@ -160,12 +161,12 @@ class Reader:
     silent: list[str] = field(default_factory=list)
 
     def read(self, wanted: Collection[str]) -> Iterator[Utterance]:
-        """Yield the utterances of the meetings that are wanted and there, sorted in each."""
+        """Yield the utterances of the wanted meetings that exist, sorted within each meeting."""
         path = self.annotations / "corpusResources" / "meetings.xml"
         meetings = read_meetings(path, wanted)
         for meeting in sorted(meetings_there(self.annotations) & set(wanted)):
             if meeting not in meetings:
-                problem = f"the meeting {meeting}, of which there are segments, is not there"
+                problem = f"the meeting {meeting}, which has segments, is missing"
                 raise UserError(problem, path=path, remedy="unpack the annotations again")
             found: dict[tuple[str, int, int], Utterance] = {}
             paths = sorted(self.annotations.glob(f"segments/{meeting}.*.segments.xml"))
@@ -182,7 +183,7 @@ class Reader:
         speakers: dict[str, Speaker],
         found: dict[tuple[str, int, int], Utterance],
     ) -> None:
-        """Add one speaker's utterances to those of a meeting."""
+        """Add one speaker's utterances to a meeting's."""
         agent = path.name.split(".")[1]
         words_path = self.annotations / "words" / f"{meeting}.{agent}.words.xml"
         words = Words(words_path) if words_path.is_file() else None
@@ -199,13 +200,14 @@ class Reader:
                 if words is None:
                     raise Fault("no words file")
                 speaker = speakers[agent]
-                told = spoken(segment, pointed_at(segment, words, words_path.name), self.most)
+                tokens = pointed_at(segment, words, words_path.name)
+                own = spoken(segment, tokens, self.most)
             except Fault as fault:
                 self.dropped.fault(str(fault), place)
                 continue
-            if not told:
+            if not own:
                 self.dropped[NO_WORDS] += 1
-            for sentence in told:
+            for sentence in own:
                 try:
                     self._add(sentence, meeting, speaker, found)
                 except Fault as fault:
@@ -232,7 +234,7 @@ class Reader:
 
 
 def spoken(segment: Element, tokens: Sequence[Token], most: int) -> list[Sentence]:
-    """The sentences of a segment that points at these tokens.
+    """Return the sentences of a segment that points at these tokens.
 
     Raises:
         Fault: if neither the tokens nor the segment have times, or they are reversed.
@@ -246,7 +248,7 @@ def spoken(segment: Element, tokens: Sequence[Token], most: int) -> list[Sentenc
     else:
         start = hundredths(segment, "transcriber_start")
         end = hundredths(segment, "transcriber_end")
-    told = sentences(tokens, start or 0, end or 0, most)
-    if told and (start is None or end is None):
+    found = sentences(tokens, start or 0, end or 0, most)
+    if found and (start is None or end is None):
         raise Fault("no times")
-    return told
+    return found

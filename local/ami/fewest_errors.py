@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Print which of several folders has the fewest word errors, the first of equals.
+"""Print the folder with the fewest word errors, the first one in a tie.
 
     fewest_errors.py DIR...
 
-DIR/best/wer.tsv is what `fedtools score` wrote.
+DIR/best/wer.tsv comes from `fedtools score`.
 """
 
 from __future__ import annotations

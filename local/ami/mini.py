@@ -1,26 +1,26 @@
 #!/usr/bin/env python3
-"""A small AMI, spoken by espeak-ng, in the layout of the corpus' owners.
+"""Make a small AMI, spoken by espeak-ng, in the layout of the corpus' owners.
 
     mini.py OUT
 
 writes OUT/ami-mini/{words,segments,corpusResources,<MEETING>/audio,background.txt,SHA256SUMS}: 20
-meetings that train (81 headsets, 12 sentences each), 3 of dev (12 headsets, 40 each) and 6 of eval
-(24 headsets, 60 each), under names of the official partition. background.txt has 42,000 sentences
-for language models, one a line and normalised already. What is said where, and why a model of the
-background is surprised by it, is told in sayings.py. Two meetings of a group have the same people.
+training meetings (81 headsets, 12 sentences each), 3 of dev (12 headsets, 40 each) and 6 of eval
+(24 headsets, 60 each), under names of the official partition. background.txt has 42,000 normalised
+sentences for language models, one a line. sayings.py describes the sentences, and how they differ
+from the background text. Two meetings of a group have the same people.
 
-To keep recordings short everybody speaks all the time, each into a headset of their own, which
-hears nobody else, but noise, so that a recogniser leaves something to a language model. Between two
-sentences all samples are zero, so that the times of the annotations can be read off the audio;
-times of words within a sentence are guessed by their letters.
+To keep recordings short, everybody speaks all the time, each into a headset that picks up nobody
+else. It picks up noise, so that recognition leaves errors for a language model to correct. Between
+two sentences all samples are zero, so that the times of the annotations can be read off the audio;
+times of words within a sentence are estimated from their numbers of letters.
 
-The annotations have what prepare.py has to deal with: channels in another order than agents, a
-fifth headset, whose recording is stereo, laughter, gaps and false starts, words without times and
-with empty ones, sentences of more than thirty words, pointers to one word and to several, and in
-the first meeting one reversed segment, one that comes twice, and one after the end of the audio.
+The annotations have the quirks that prepare.py has to handle: channels in another order than
+agents, a fifth headset, whose recording is stereo, laughter, gaps and false starts, words without
+times and with empty ones, sentences of more than thirty words, pointers to one word and to several,
+and in the first meeting one reversed segment, one duplicate, and one after the end of the audio.
 
 The same seed gives the same bytes on the same machine. A second run checks every file by its hash
-and makes what is missing or damaged; so does the run after one that was killed.
+and makes what is missing or damaged, also after a run that was killed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from words import words_of
 from fedtools.files.atomic import atomic_path, atomic_write, sha256, write_text
 from fedtools.files.errors import UserError
 
-# What the makers of all corpora share lies in the folder above; this one may be a link to ours.
+# Code that all mini corpora share is in the folder above; resolve() because this one may be a link.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 from synthesis import make_corpus, recipe_of, run
 from voices import ACCENTS, RATE, Speaker, Synthesiser, make_speaker, random_of
@@ -54,10 +54,10 @@ MEETINGS = {
 }
 SENTENCES = {"train": 12, "dev": 40, "eval": 60}
 FIVE_HEADSETS = "EN2001a"
-# Background sentences for each sentence of somebody in eval, so that a smaller corpus has fewer.
+# Background sentences for each sentence of a person in eval, so that a smaller corpus has fewer.
 BACKGROUND = 700
 GAP = np.zeros(3 * RATE // 10)
-# Zero samples between sentences; within one, noise is never zero for so long.
+# Zero samples that separate sentences; the noise within one is never zero for this long.
 SILENT = RATE // 5
 ENCODING = "iso-8859-1"
 HEAD = f'<?xml version="1.0" encoding="{ENCODING.upper()}" standalone="yes"?>\n'
@@ -66,7 +66,7 @@ NAMESPACE = 'xmlns:nite="http://nite.sourceforge.net/"'
 
 @dataclass(frozen=True)
 class Headset:
-    """One person in a meeting: who, on which channel, and what they say."""
+    """A person's headset in a meeting: its channel, its wearer, and their sentences."""
 
     meeting: str
     agent: str
@@ -84,18 +84,18 @@ class Headset:
         return self.channel == 4
 
     def table(self, kind: str) -> str:
-        """The path of its words or segments."""
+        """Return the path of the headset's words or segments."""
         return f"{kind}/{self.meeting}.{self.agent}.{kind}.xml"
 
     def called(self, kind: str) -> str:
         return f"{self.meeting}.{self.agent}.{kind}"
 
 
-# --- who says what --------------------------------------------------------------------------------
+# --- people and sentences -------------------------------------------------------------------------
 
 
 def person_of(order: int, meeting: str, seed: int) -> tuple[str, Speaker]:
-    """The name of a participant, as the corpus has them, and the voice."""
+    """Return the name of a participant, in AMI's form, and the voice."""
     accent = list(ACCENTS)[order % len(ACCENTS)]
     speaker = make_speaker(accent, order // len(ACCENTS), seed)
     native = "O" if accent == "in" else "E"
@@ -103,7 +103,7 @@ def person_of(order: int, meeting: str, seed: int) -> tuple[str, Speaker]:
 
 
 def plan(seed: int, most: int) -> list[Headset]:
-    """The headsets of the corpus, with at most so many sentences each."""
+    """Return the headsets of the corpus, with at most `most` sentences each."""
     training = Training(Random(f"{seed} ami train"))
     orders: dict[tuple[str, str], int] = {}
     headsets, topic = [], -1
@@ -112,7 +112,7 @@ def plan(seed: int, most: int) -> list[Headset]:
             topic = number if part == "train" else topic + 1
             if (part, number) == ("dev", 0):
                 topic = 0
-            # A group's people keep their voices and pet words, whatever they talk about.
+            # People keep their voices and pet words in all meetings of their group.
             random = Random(f"{seed} ami {meeting[:6]}")
             count = 5 if meeting == FIVE_HEADSETS else 4
             pets = random.sample(sayings.PET, 3 * count)
@@ -124,17 +124,17 @@ def plan(seed: int, most: int) -> list[Headset]:
                     own = Random(f"{seed} ami {meeting} {agent}")
                     liked = random.sample(lists_of(sayings.RARE)[topic], 2)
                     grammar = Person(own, topic, liked, pets[3 * place : 3 * place + 3])
-                said = breaths(grammar, topic, min(SENTENCES[part], most), long=agent == "A")
-                # The agent says nothing of the channel.
+                spoken = breaths(grammar, topic, min(SENTENCES[part], most), long=agent == "A")
+                # As in AMI, channels are not in the order of agents.
                 channel = (place + number + 1) % count
                 headset = Headset(meeting, agent, channel, person, in_room(speaker, meeting, seed),
-                                  tuple(map(tuple, said)))  # fmt: skip
+                                  tuple(map(tuple, spoken)))  # fmt: skip
                 headsets.append(headset)
     return headsets
 
 
 def in_room(speaker: Speaker, meeting: str, seed: int) -> Speaker:
-    """The speaker with the headset of that meeting: level and noise."""
+    """Return the speaker with the level and noise of the headset in that meeting."""
     random = random_of(seed, "ami", meeting, speaker.client_id)
     level, noise = 10 ** (random.uniform(-9, 0) / 20), 10 ** (random.uniform(-28, -16) / 20)
     return replace(speaker, level=float(level), noise=float(noise))
@@ -144,7 +144,7 @@ def in_room(speaker: Speaker, meeting: str, seed: int) -> Speaker:
 
 
 def wave_of(synthesiser: Synthesiser, headset: Headset) -> np.ndarray:
-    """What a headset hears, with zeros around each clause: (samples,) or (samples, 2)."""
+    """Synthesise a headset's signal, zeros around each clause: (samples,) or (samples, 2)."""
     random = random_of("ami", headset.meeting, headset.speaker.client_id)
     colour = random.uniform(-0.4, 0.4)
     pieces = [GAP] * (1 + ord(headset.agent) - ord("A"))
@@ -162,7 +162,7 @@ def wave_of(synthesiser: Synthesiser, headset: Headset) -> np.ndarray:
 
 
 def times_of(path: Path) -> tuple[list[tuple[float, float]], float]:
-    """Start and end in seconds of each clause, and of the audio: what lies between its zeros."""
+    """Return (start, end) of each clause, which zeros separate, and the audio's length: seconds."""
     import soundfile
 
     wave = soundfile.read(str(path), dtype="int16", always_2d=True)[0][:, 0]
@@ -177,7 +177,7 @@ def times_of(path: Path) -> tuple[list[tuple[float, float]], float]:
 
 
 class Annotation:
-    """The words and segments files of one headset, in the making."""
+    """The words and segments files of a headset, while they are built."""
 
     def __init__(self, headset: Headset, seconds: float):
         self.headset, self.seconds = headset, seconds
@@ -205,7 +205,7 @@ class Annotation:
         )
 
     def segment(self, number: int, clauses: tuple[Clause, ...], times: list) -> None:
-        """Add a segment's clauses, said at these times."""
+        """Add a segment's clauses, spoken at these times."""
         begun = len(self.words)
         if number % 6 == 1:
             self.add("vocalsound", None, ' type="laugh"')
@@ -232,7 +232,7 @@ class Annotation:
         self.point(begin, stop, *(f"{self.headset.called('words')}{n}" for n in (begun, last)))
 
     def faults(self) -> None:
-        """Add segments that cannot be used."""
+        """Add unusable segments."""
         end = self.seconds
         reversed_ = self.add("w", None, "", "Okay")
         self.point(1.5, 1.2, reversed_, reversed_)
@@ -250,11 +250,11 @@ class Annotation:
 
 
 def annotate(headset: Headset, corpus: Path, faulty: bool) -> None:
-    """Write the words and segments of one headset, whose audio is there."""
+    """Write the words and segments of a headset, whose audio must exist."""
     path = corpus / headset.audio
     times, seconds = times_of(path)
     if len(times) != sum(map(len, headset.segments)):
-        raise UserError("other audio than was made", path=path, remedy="remove it, and run again")
+        raise UserError("not the audio that was made", path=path, remedy="remove it and run again")
     annotation, left = Annotation(headset, seconds), iter(times)
     for number, clauses in enumerate(headset.segments):
         annotation.segment(number, clauses, [next(left) for _ in clauses])
@@ -294,7 +294,7 @@ def write_tables(headsets: list[Headset], corpus: Path, seed: int, most: int) ->
 
 
 def make(corpus: Path, seed: int, most: int, jobs: int) -> None:
-    """Make the corpus, or what of it is missing or damaged."""
+    """Make the corpus, or its missing and damaged files."""
     headsets = plan(seed, most)
 
     def speak(synthesiser: Synthesiser, headset: Headset, path: Path) -> None:

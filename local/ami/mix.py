@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draw sentences of meetings that are a share of the words of a mix with another text.
+"""Draw sentences of meetings to mix with another text at a given percentage of words.
 
     mix.py OTHER.txt PERCENT OUT.txt MEETINGS.txt... [--kaldi TEXT] [--seed N]
 
-OUT.txt has the meetings' part of the mix alone: so many of their sentences, drawn at random, that
-PERCENT of the words of both are theirs.
+OUT.txt has only the meetings' part of the mix: sentences drawn at random, until they make up
+PERCENT of the words of OTHER.txt and OUT.txt together.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from fedtools.lm.ngram import read_sentences
 
 
 def draw(sentences: list[list[str]], others: int, percent: float, seed: int) -> list[list[str]]:
-    """Sentences, in their order, of a share of the words of a mix with so many others.
+    """Draw sentences that make up `percent` of a mix's words with `others` words of other text.
+
+    Returns:
+        The sentences in their original order.
 
     Raises:
-        UserError: if they have too few words.
+        UserError: if the sentences have too few words.
     """
     wanted = others * percent / (100 - percent)
     kept, words = [], 0
@@ -32,8 +35,8 @@ def draw(sentences: list[list[str]], others: int, percent: float, seed: int) -> 
         kept.append(int(index))
         words += len(sentences[index])
     if words < wanted:
-        problem = f"the meetings have {words} words, and {percent:g} % are {wanted:.0f}"
-        raise UserError(problem, remedy="take a smaller share")
+        problem = f"the meetings have {words} words, but {percent:g} % takes {wanted:.0f}"
+        raise UserError(problem, remedy="give a smaller percentage")
     return [sentences[index] for index in sorted(kept)]
 
 
@@ -47,9 +50,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if not 0 < options.percent < 100:
-        parser.error("PERCENT is between 0 and 100")
+        parser.error("PERCENT must be between 0 and 100")
     if not (options.plain or options.kaldi):
-        parser.error("no text of meetings")
+        parser.error("give a text of meetings: MEETINGS.txt or --kaldi TEXT")
     with exit_with_message("mix.py"):
         others = sum(map(len, read_sentences([], [options.other])))
         found = draw(list(read_sentences(options.kaldi, options.plain)), others, options.percent,

@@ -1,11 +1,11 @@
-"""Reading NXT: AMI's annotations as XML files that point at each other.
+"""A reader of NXT: AMI's annotations, XML files that point at each other.
 
 words/<MEETING>.<agent>.words.xml      one speaker's words, marks and sounds in order, with times
 segments/<MEETING>.<agent>.segments.xml  their segments, each of which points at words
-corpusResources/meetings.xml           who spoke in a meeting, and on which channel
+corpusResources/meetings.xml           the speakers of a meeting, and their channels
 
-The files are ISO-8859-1 and say so; they are parsed as bytes. Entities are refused: none is needed,
-and nothing is read from outside of a file.
+The files declare their encoding, ISO-8859-1, and are parsed as bytes. Entities are refused: none is
+needed, and nothing may be read from outside of a file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEEPEST = 50
 
 @dataclass
 class Element:
-    """One element: its name without the namespace, and the line that it begins on."""
+    """An XML element: its name without the namespace, its contents, and its line in the file."""
 
     tag: str
     attributes: dict[str, str]
@@ -44,27 +44,27 @@ class Element:
 
     @property
     def called(self) -> str:
-        """How an error names it."""
+        """Return the element's name in error messages."""
         return f"<{self.tag}> {self.id!r}" if self.id else f"<{self.tag}>"
 
 
 @dataclass(frozen=True)
 class Speaker:
-    """Somebody in a meeting: the number of the headset, and the name within the whole corpus."""
+    """A speaker in a meeting: the number of the headset, and the name within the whole corpus."""
 
     channel: int
     name: str
 
 
 class Fault(Exception):
-    """Something that cannot be used, and is left out; its text is the reason."""
+    """An unusable part of the corpus, which is left out; its text is the reason."""
 
 
 def read_xml(path: Path) -> Element:
     """Read the root element of an XML file.
 
     Raises:
-        UserError: naming file and line, if it is no XML, declares or uses an entity, or is nested
+        UserError: with file and line, if it is not XML, declares or uses an entity, or is nested
             too deeply.
     """
     parser = expat.ParserCreate()
@@ -73,13 +73,13 @@ def read_xml(path: Path) -> Element:
     above = [root]
 
     def refuse(name: str, *_: object) -> None:
-        problem = f"the entity {name!r}"
-        remedy = "annotations have none: unpack them again"
+        problem = f"the entity {name!r} is not allowed"
+        remedy = "annotations have no entities: unpack them again"
         raise UserError(problem, path=path, line=parser.CurrentLineNumber, remedy=remedy)
 
     def start(tag: str, attributes: dict[str, str]) -> None:
         if len(above) > DEEPEST:
-            problem = "elements within elements, too deep"
+            problem = "elements are nested too deeply"
             raise UserError(problem, path=path, line=parser.CurrentLineNumber)
         element = Element(tag.rpartition(":")[2], attributes, parser.CurrentLineNumber)
         above[-1].children.append(element)
@@ -100,20 +100,20 @@ def read_xml(path: Path) -> Element:
         problem = f"not XML: {expat.ErrorString(error.code)}"
         raise UserError(problem, path=path, line=error.lineno, remedy=remedy) from None
     except (LookupError, ValueError) as error:
-        # Of an encoding that Python does not know, or cannot read by single bytes.
+        # The declared encoding is unknown to Python, or not a single-byte encoding.
         raise UserError(f"not XML: {error}", path=path, line=1, remedy=remedy) from None
     return root.children[0]
 
 
 def read_meetings(path: Path, wanted: Collection[str]) -> dict[str, dict[str, Speaker]]:
-    """Read meeting -> agent -> speaker, of the meetings that are wanted.
+    """Read meeting -> agent -> speaker, of the wanted meetings.
 
-    The agent is the letter in the names of words and segments files, and says nothing of the
+    The agent is the letter in the names of words and segments files, and does not determine the
     channel. A speaker without a channel is left out.
 
     Raises:
-        UserError: naming file and line, if an attribute is missing or is not what it should be, or
-            a meeting or agent comes twice.
+        UserError: with file and line, if an attribute is missing or invalid, or a meeting or agent
+            appears twice.
     """
     meetings: dict[str, dict[str, Speaker]] = {}
     for meeting in read_xml(path).children:
@@ -121,7 +121,7 @@ def read_meetings(path: Path, wanted: Collection[str]) -> dict[str, dict[str, Sp
         if name not in wanted:
             continue
         if name in meetings:
-            raise UserError(f"the meeting {name} comes twice", path=path, line=meeting.line)
+            raise UserError(f"the meeting {name} appears twice", path=path, line=meeting.line)
         speakers = meetings.setdefault(name, {})
         for element in meeting.children:
             if element.tag != "speaker" or not element.attributes.get("channel"):
@@ -134,7 +134,7 @@ def read_meetings(path: Path, wanted: Collection[str]) -> dict[str, dict[str, Sp
                 )
             )  # fmt: skip
             if agent in speakers:
-                problem = f"{element.called} has the agent {agent} of another one of {name}"
+                problem = f"{element.called} has the agent {agent} of another speaker of {name}"
                 raise UserError(problem, path=path, line=element.line)
             speakers[agent] = Speaker(int(channel), person)
     return meetings
@@ -144,12 +144,12 @@ def _attribute(element: Element, name: str, pattern: re.Pattern, path: Path) -> 
     value = element.attributes.get(name, "")
     if not pattern.fullmatch(value):
         problem = f"{element.called} has the {name} {value!r}"
-        raise UserError(problem, path=path, line=element.line, remedy="mend it")
+        raise UserError(problem, path=path, line=element.line, remedy="correct it")
     return value
 
 
 def hundredths(element: Element, name: str) -> int | None:
-    """A time in seconds as hundredths, rounded; None where it is missing, empty or no time."""
+    """Return a time of seconds in hundredths, rounded; None if missing, empty or invalid."""
     value = element.attributes.get(name, "")
     if not TIME.fullmatch(value):
         return None
@@ -160,8 +160,8 @@ class Words:
     """One speaker's words, marks and sounds, and their order.
 
     Attributes:
-        twice: how many elements had the id of another one; the first is kept.
-        untimed: how many words have no time, an empty one, or what is no time.
+        twice: number of elements with another element's id; the first is kept.
+        untimed: number of words whose time is missing, empty or invalid.
     """
 
     def __init__(self, path: Path):
@@ -171,7 +171,7 @@ class Words:
         for element in read_xml(path).children:
             if not element.id:
                 problem = f"{element.called} without an id"
-                raise UserError(problem, path=path, line=element.line, remedy="mend it")
+                raise UserError(problem, path=path, line=element.line, remedy="correct it")
             if element.id in self._places:
                 self.twice += 1
                 continue
@@ -181,7 +181,7 @@ class Words:
             self.tokens.append(token)
 
     def range(self, first: str, last: str) -> list[Token]:
-        """The tokens from one id to another, both among them; a `Fault` if there is no such."""
+        """Return the tokens from one id to another, inclusive; raise `Fault` if there are none."""
         if first not in self._places or last not in self._places:
             raise Fault("points at no word")
         begin, end = self._places[first], self._places[last]
@@ -199,7 +199,7 @@ def _token(element: Element) -> Token:
 
 
 def pointed_at(segment: Element, words: Words, file: str) -> list[Token]:
-    """The tokens that a segment's children point at: `file#id(a)..id(b)` or `file#id(a)`.
+    """Return the tokens that a segment points at: `file#id(a)..id(b)` or `file#id(a)`.
 
     Raises:
         Fault: if a pointer is malformed, leads to another file, or leads nowhere.
@@ -212,6 +212,6 @@ def pointed_at(segment: Element, words: Words, file: str) -> list[Token]:
         if not found:
             raise Fault("malformed href")
         if found[1] != file:
-            raise Fault("points at the words of somebody else")
+            raise Fault("points at another speaker's words")
         tokens += words.range(found[2], found[3] or found[2])
     return tokens

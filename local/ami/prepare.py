@@ -1,26 +1,27 @@
 #!/usr/bin/env python3
-"""AMI -> the data directories of marginal personalisation: train, dev and eval.
+"""Make the data directories of marginal personalisation from AMI: train, dev and eval.
 
     prepare.py CORPUS OUT                       annotations and the recordings of headsets
     prepare.py CORPUS OUT --speech synthetic    annotations alone, for speak.py
 
-writes OUT/train, OUT/dev and OUT/eval: the "Full-corpus-ASR" partition (see split.py), or a split
-of one's own, and of it the meetings that are there. CORPUS has `words`, `segments` and
-`corpusResources`, or these are in CORPUS/annotations or CORPUS/ami_public_manual_1.6.2; recordings
-are <MEETING>/audio/<MEETING>.Headset-<channel>.wav in CORPUS or CORPUS/amicorpus. See corpus.py for
-what is done about the corpus' quirks, and words.py for how words are written.
+writes OUT/train, OUT/dev and OUT/eval: the meetings found of the "Full-corpus-ASR" partition (see
+split.py) or of a split given by --split. CORPUS has `words`, `segments` and `corpusResources`, or
+these are in CORPUS/annotations or CORPUS/ami_public_manual_1.6.2; recordings are
+<MEETING>/audio/<MEETING>.Headset-<channel>.wav in CORPUS or CORPUS/amicorpus. See corpus.py for how
+the corpus' quirks are handled, and words.py for how words are normalised.
 
-A client is somebody's headset in a meeting, ES2011a-H00-FEE041, or with `--client meeting` all of
-the meeting, ES2011a. It is the speaker in utt2spk too, so that it begins the ids of its utterances,
-whose order is that of their times:
+A client is a person's headset in a meeting, ES2011a-H00-FEE041, or with `--client meeting` all of
+the meeting, ES2011a. It is also the speaker in utt2spk and the prefix of its utterances' ids, which
+are in the order of their times:
 
     --client speaker    ES2011a-H00-FEE041-0003415-0003484      start and end in hundredths
     --client meeting    ES2011a-0003415-0003484-H00-FEE041
 
-Beside Kaldi's tables there are utt2client, client2utt, utt2meeting, utt2person (the participant)
-and, for clients that are speakers whose names tell it, spk2gender. The audio is read where it lies;
-of a recording with two channels the first one is copied to OUT/mono. Without recordings there are
-neither wav.scp nor segments, but utt2start, when in its meeting an utterance begins (seconds).
+In addition to Kaldi's tables there are utt2client, client2utt, utt2meeting, utt2person (the
+participant) and, if clients are speakers whose names show it, spk2gender. The audio is not copied,
+except that the first channel of a recording with two channels is copied to OUT/mono. Without
+recordings there are neither wav.scp nor segments, but utt2start, the time at which an utterance
+begins in its meeting (seconds).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ CLIENTS = ("speaker", "meeting")
 
 
 def ids(utterance: Utterance, client: str) -> tuple[str, str]:
-    """The client, and the id of the utterance, which begins with it."""
+    """Return the client, and the id of the utterance, which begins with it."""
     place = f"{utterance.start:07}-{utterance.end:07}"
     if client == "speaker":
         owner, name = utterance.speaker, f"{utterance.speaker}-{place}"
@@ -64,7 +65,7 @@ def ids(utterance: Utterance, client: str) -> tuple[str, str]:
 
 
 def data_dir(path: Path, utterances: Iterable[Utterance], client: str, audio: dict) -> DataDir:
-    """The tables of one set; `audio` is recording -> file."""
+    """Build the tables of one set; `audio` is recording -> file."""
     tables = ("utt2meeting", "utt2person", "spk2gender", STARTS)
     data = DataDir(path, others={name: {} for name in tables})
     for utterance in utterances:
@@ -96,13 +97,13 @@ def copy_first_channel(path: Path, copy: Path) -> None:
             for block in source.blocks(1 << 20, dtype=kind[0], always_2d=True):
                 target.write(block[:, 0])
         if soundfile.info(str(temporary)).frames != source.frames:
-            raise UserError("the audio is cut off", path=path, remedy="fetch it again")
+            raise UserError("the audio is truncated", path=path, remedy="fetch it again")
 
 
 def write_all(
     out: Path, sets: dict[str, list[Utterance]], client: str, headsets: Headsets | None
 ) -> None:
-    """Write everything beside its final name, then put it in its place; what was there goes."""
+    """Write all sets under temporary names, then move them into place, replacing earlier ones."""
     new, old = out / ".new", out / ".old"
     shutil.rmtree(new, ignore_errors=True)
     audio = dict(headsets.paths) if headsets else {}
@@ -131,7 +132,7 @@ def write_all(
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Read the corpus, write the sets, and say what was kept and dropped."""
+    """Read the corpus, write the sets, and report what was kept and dropped."""
     split = read_split(options.split) if options.split else official()
     dropped, headsets = Dropped(), None
     folder = options.annotations or options.corpus
@@ -144,16 +145,16 @@ def prepare(options: argparse.Namespace) -> None:
         headsets = Headsets(corpus.find(folder, corpus.AUDIO, pattern, "recordings", remedies))
     absent = sorted(split.keys() - there)
     if not there or (absent and options.whole):
-        problem = f"{len(absent)} meetings of the split are not there: {', '.join(absent[:4])}"
+        problem = f"{len(absent)} meetings of the split are missing: {', '.join(absent[:4])}"
         raise UserError(problem + ", ..." * (len(absent) > 4), path=options.corpus)
     print(f"meetings: {census(split, there)}", file=sys.stderr)
     reader = Reader(annotations, headsets, options.most, dropped)
     utterances = list(reader.read(there))
-    told = f"words: {reader.untimed} without a time, which are kept"
-    print(f"{told}; {reader.twice} twice, which are left out once", file=sys.stderr)
+    kept = f"words: {reader.untimed} without a time, kept"
+    print(f"{kept}; {reader.twice} with another word's id, left out", file=sys.stderr)
     if reader.silent:
-        told = f"speakers without segments: {len(reader.silent)}"
-        print(f"{told}, the first {reader.silent[0]}", file=sys.stderr)
+        silent = f"speakers without segments: {len(reader.silent)}"
+        print(f"{silent}, the first {reader.silent[0]}", file=sys.stderr)
     check(utterances, dropped, options)
     sets = {name: [u for u in utterances if split[u.meeting] == name] for name in SETS}
     write_all(options.out, sets, options.client, headsets)
@@ -164,7 +165,7 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def check(utterances: list[Utterance], dropped: Dropped, options: argparse.Namespace) -> None:
-    """Say what cannot be used; fail if it is too much of the whole, or nothing is left."""
+    """Report unusable segments; raise `UserError` if they are too many or nothing is left."""
     faults = dropped.faults()
     for reason, place in sorted(dropped.first.items()):
         print(f"{reason}: {dropped[reason]}, the first in {place}", file=sys.stderr)
@@ -172,12 +173,12 @@ def check(utterances: list[Utterance], dropped: Dropped, options: argparse.Names
         raise UserError(
             f"{faults} of {faults + len(utterances)} cannot be used ({dropped.told()})",
             path=options.corpus,
-            remedy="mend the corpus or raise --max-drop",
+            remedy="repair the corpus or raise --max-drop",
         )
 
 
 def report(name: str, utterances: list[Utterance], client: str) -> None:
-    """Print one line on a set."""
+    """Print a set's numbers of meetings, clients, utterances and words in one line."""
     owners = {ids(utterance, client)[0] for utterance in utterances}
     words = sum(len(utterance.text.split()) for utterance in utterances)
     hours = sum(u.end - u.start for u in utterances) / 360_000
@@ -195,42 +196,42 @@ def share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError("a number from 0 to 1 is wanted, as in 0.02")
+        raise argparse.ArgumentTypeError("expected a number from 0 to 1, such as 0.02")
     return value
 
 
 def count(text: str) -> int:
     """Read a whole number from 0."""
     if not re.fullmatch("[0-9]{1,6}", text, re.ASCII):
-        raise argparse.ArgumentTypeError("a whole number from 0 is wanted")
+        raise argparse.ArgumentTypeError("expected a whole number of at least 0")
     return int(text)
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
     """Read the command line; wrong usage exits 2."""
     parser = argparse.ArgumentParser(
-        description="AMI -> data directories of train, dev and eval, with clients."
+        description="Make data directories of AMI's train, dev and eval sets, with clients."
     )
     add = parser.add_argument
     add("corpus", type=Path, help="the folder with annotations and audio")
     add("out", type=Path, help="where the data directories are written")
-    speech = "synthetic: annotations alone, whose words speak.py will say (default: recorded)"
+    speech = "synthetic: annotations alone, to be spoken by speak.py (default: recorded)"
     add("--speech", choices=(RECORDED, SYNTHETIC), default=RECORDED, help=speech)
-    add("--client", choices=CLIENTS, default="speaker", help="what a client is (default: speaker)")
+    add("--client", choices=CLIENTS, default="speaker", help="unit of a client (default: speaker)")
     where = "the folder of {} (default: found below CORPUS)"
     add("--annotations", type=Path, metavar="DIR", help=where.format("words and segments"))
     add("--audio", type=Path, metavar="DIR", help=where.format("the meetings' recordings"))
     own = "a meeting and train, dev or eval on each line (default: Full-corpus-ASR)"
     add("--split", type=Path, metavar="FILE", help=own)
     add("--whole", action="store_true", help="fail unless every meeting of the split is there")
-    most = "divide segments at full stops, and what has more words and marks than this at commas;"
-    most += " 0: leave them whole (default: 30)"
+    most = "divide segments at full stops, and sentences with more words and marks than this at "
+    most += "commas; 0: do not divide segments (default: 30)"
     add("--max-words", dest="most", type=count, default=30, metavar="N", help=most)
-    drop = "fail if more than this share of the segments cannot be used (default: 0.02)"
+    drop = "fail if more than this fraction of the segments is unusable (default: 0.02)"
     add("--max-drop", type=share, default=0.02, metavar="X", help=drop)
     options = parser.parse_args(arguments)
     if options.speech == SYNTHETIC and options.audio:
-        parser.error("--speech synthetic takes no --audio")
+        parser.error("--audio cannot be used with --speech synthetic")
     return options
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Write a section of RESULTS.md from what the recipe of FMP has left.
+"""Write a section of RESULTS.md from the results of the FMP recipe.
 
     report.py EXP DATA RESULTS.md --seeds "0 1" --rounds "1 2" --section NAME [...]
 
 EXP holds, by seed, am/ (the first pass), rescored/ (the neural language model alone), fmp<T>/,
-maybe one with differential privacy, finetuned/ and sweeps/; DATA is the evaluation data. Draws
-RESULTS-<section>-epsilon.png beside the page. Leaves the page's other sections as they are.
+optionally one with differential privacy, finetuned/ and sweeps/; DATA is the evaluation data. Draws
+RESULTS-<section>-epsilon.png next to the page. Leaves the page's other sections unchanged.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Row:
     """A row of table 2.
 
     Attributes:
-        name: as the table has it.
-        folders: by seed, with text.
-        experiments: by seed, if a federation made it.
+        name: the row's name in the table.
+        folders: a folder for each seed, with the hypotheses in text.
+        experiments: an experiment for each seed, if a federation produced the row.
         published: the paper's WER.
     """
 
@@ -63,7 +63,7 @@ class Scores:
     """Word errors by person.
 
     Args:
-        data: what was said, by which client, and by which person.
+        data: the evaluation data: text, utt2client and utt2person.
     """
 
     def __init__(self, data: Path):
@@ -72,16 +72,16 @@ class Scores:
         if self.person.keys() != self.data.text.keys():
             raise UserError("not the utterances of text", path=data / "utt2person")
         self.persons = sorted(set(self.person.values()))
-        self.words = self._sums({name: len(said.split()) for name, said in self.data.text.items()})
+        self.words = self._sums({name: len(text.split()) for name, text in self.data.text.items()})
 
     def errors(self, folder: Path) -> np.ndarray:
-        """(persons,) of FOLDER/text."""
-        heard = read_table(folder / "text", values="optional")
-        if heard.keys() != self.data.text.keys():
+        """Count the word errors of FOLDER/text: (persons,)."""
+        hypotheses = read_table(folder / "text", values="optional")
+        if hypotheses.keys() != self.data.text.keys():
             raise UserError(f"not the utterances of {self.data.path}", path=folder / "text")
         return self._sums({
-            name: count_errors(said.split(), heard[name].split()).errors
-            for name, said in self.data.text.items()
+            name: count_errors(reference.split(), hypotheses[name].split()).errors
+            for name, reference in self.data.text.items()
         })  # fmt: skip
 
     def _sums(self, values: Mapping[str, int]) -> np.ndarray:
@@ -92,9 +92,9 @@ class Scores:
 
 
 def relative(own: np.ndarray, base: np.ndarray, words: np.ndarray) -> str:
-    """The change in %, with an interval over seeds and persons; errors (seeds, persons)."""
+    """Format the change in %, with an interval over seeds and persons; errors (seeds, persons)."""
     found = difference(own, base, words, np.zeros(len(words), int))
-    # Of the base's WER, in percentage points.
+    # From percentage points to % of the base's WER.
     scale = 100 / (100 * base.mean(0).sum() / words.sum())
     bounds = (
         "" if np.isnan(found.low) else f" [{scale * found.low:+.1f}, {scale * found.high:+.1f}]"
@@ -103,7 +103,7 @@ def relative(own: np.ndarray, base: np.ndarray, words: np.ndarray) -> str:
 
 
 def table_2(rows: Sequence[Row], scores: Scores) -> str:
-    """WER and what it cost, against the neural language model alone."""
+    """Return table 2: WER and costs, compared with the neural language model alone."""
     found = {row.name: np.stack([scores.errors(one) for one in row.folders]) for row in rows}
     base = found[next(row.name for row in rows if row.published == TABLE_2["rescored"])]
     header = [
@@ -127,7 +127,7 @@ def table_2(rows: Sequence[Row], scores: Scores) -> str:
 
 
 def cost(experiments: Sequence[Path]) -> tuple[str, str]:
-    """Bytes of a client both ways, and seconds of work of one, means over seeds."""
+    """Return a client's bytes sent and received, and its seconds of work, means over seeds."""
     if not experiments:
         return "-", "-"
     sizes = [read_cost(Experiment(path)).client_bytes for path in experiments]
@@ -141,7 +141,7 @@ def cost(experiments: Sequence[Path]) -> tuple[str, str]:
 def rows_of(
     exp: Path, seeds: Sequence[int], rounds: Sequence[int], private: str | None
 ) -> list[Row]:
-    """The rows of table 2; `private` is the folder of a federation with differential privacy."""
+    """Return the rows of table 2; `private` names a federation with differential privacy."""
 
     def by_seed(name: str, inner: str = "") -> list[Path]:
         return [exp / name / f"seed{seed}" / inner for seed in seeds]
@@ -179,7 +179,7 @@ def write_report(
     rounds: Sequence[int],
     private: str | None,
 ) -> None:
-    """Write the section, and the picture beside the page."""
+    """Write the section, and the picture next to the page."""
     scores, caption = Scores(data), page.corpus.caption
     rows = rows_of(exp, seeds, rounds, private)
     base = np.stack([scores.errors(one) for one in rows[1].folders]).sum(1) / scores.words.sum()
@@ -206,20 +206,22 @@ def write_report(
         "means ± standard deviations over seeds. Published figures are not measured here.",
         table_2(rows, scores),
         f"**{caption}: settings of FMP, T = {max(rounds)}** (table 3), on the same stored scores. "
-        "Intervals, here and below, are by drawing clients; bounds are means over the seeds.",
+        "Intervals, here and below, are from a bootstrap over clients; their bounds are means over "
+        "the seeds.",
         table_3(exp, seeds),
         f"**{caption}: private words and density ratio**, T = {max(rounds)}. Clients list words of "
-        "what they say first, as they have corrected it, that the background text hardly has; "
-        "bonuses and weight by dev. Listed words are counted in what is said after that. Changes "
-        "with a first pass of private words are against the NNLM alone on its lists.",
+        "their first utterances, as corrected by the user, that are rare in the background text; "
+        "bonuses and weight are tuned on dev. Listed words are counted in the utterances after "
+        "that. Changes with private words in the first pass are against the NNLM alone on the same "
+        "lists.",
         words_table(exp, seeds),
         f"**{caption}: differential privacy, T = {max(rounds)}, sigma 0.1, groups cut "
-        f"{cut_by(exp, seeds)}** (table 4, where the paper's groups are even). What each epsilon "
-        "is promised for: README.md. Rows with noise are means over draws of it; the spread is "
-        "the standard deviation of draws of the relative change in %, within a seed, and the worst "
-        "draw is that of all seeds. Seeds are of the same people, so that what they release adds "
-        "up, and so do the rows. Each row was tried in memory: of these WERs, which are counted "
-        "against what was said, epsilon promises nothing.",
+        f"{cut_by(exp, seeds)}** (table 4, where the paper's groups are even). README.md states "
+        "what each epsilon protects. Rows with noise are means over draws of the noise; the spread "
+        "is the standard deviation over draws of the relative change in %, per seed, and the worst "
+        "draw is that of all seeds. All seeds and rows use the same people, so that their epsilons "
+        "add up. Each row was simulated in memory; these WERs are computed from the transcripts, "
+        "which epsilon does not protect.",
         table_4(exp, seeds),
         image(title, picture.name),
     ]
@@ -228,7 +230,7 @@ def write_report(
 
 
 def numbers(text: str) -> list[int]:
-    """Numbers between blanks, for argparse."""
+    """Parse numbers separated by spaces, for argparse."""
     if not (found := [int(one) for one in text.split()]):
         raise ValueError(text)
     return found

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Sourced by run.sh after utils/asr_steps.sh: the second pass, of all seeds side by side, with the
+# Sourced by run.sh after utils/asr_steps.sh: the second pass, for all seeds in parallel, with the
 # caller's options and folders.
-# shellcheck disable=SC2030,SC2031  # what of_seed sets is of the loop around it
+# shellcheck disable=SC2030,SC2031  # variables that of_seed sets are local to the loop
 # shellcheck disable=SC2154  # run.sh's options and folders, and the commands of cmd.sh
 
 of_seed() { seed=$1 am=${exp}/am/seed$1 nnlm=${exp}/nnlm/seed$1; }
@@ -20,7 +20,7 @@ train_nnlms() {
     done | each "${cpu_cmd}" private fedtools rescore-words --rounds "${listed}" --corrected
 }
 
-# What the neural language model says of every word of N-best lists, stored once.
+# Score every word of N-best lists with the neural language model, and store the scores.
 rescore() { # on standard input, lines with tabs: seed, lists, as in decode_<lists>, their set
     local lines seed lists set am nnlm part
     lines=$(cat)
@@ -42,16 +42,16 @@ rescore() { # on standard input, lines with tabs: seed, lists, as in decode_<lis
     done <<<"${lines}" | each "${cpu_cmd}" stream fedtools rescore-stream
 }
 
-# The options that a YAML of values sets, one a line: --set PREFIXname=value.
+# Print the values of a YAML as options, one a line: --set PREFIXname=value.
 settings() { # file, prefix
     sed -nE "s/^([a-z_]+): (.*)$/--set\n${2:-}\1=\2/p" "$1"
 }
 
-# By validation data: first the weights without adaptation, then lambda alone, and then what private
-# words and the density ratio add, each on its own, to FMP.
+# Tune on validation data: first the weights without adaptation, then lambda alone, and then the
+# parameters of private words and of the density ratio, separately, on top of FMP.
 tune_weights() {
     local seed
-    log "Stage 7: weights by the streams of dev"
+    log "Stage 7: weights, tuned on the streams of dev"
     bound_all
     choose weights
     choose scale weights
@@ -61,7 +61,7 @@ tune_weights() {
     tune_finetuning
 }
 
-# By all of dev, also where a part of it is spoken.
+# Compute the bounds from all of dev, even if only a part of it is spoken.
 bound_all() {
     local seed
     for seed in ${seeds}; do
@@ -69,7 +69,7 @@ bound_all() {
     done | each "${cpu_cmd}" bounds local/bounds.py
 }
 
-choose() { # sections of tuning, those whose values are fixed
+choose() { # sections to tune, sections whose values are fixed
     local seed am nnlm name fixed
     for seed in ${seeds}; do
         of_seed "${seed}"
@@ -86,7 +86,7 @@ choose() { # sections of tuning, those whose values are fixed
     show "tune.${1// /.}"
 }
 
-# How much more than its noise a release has to be, over all epsilons of table 4.
+# Tune how far a release must exceed its noise to be used, over all epsilons of table 4.
 tune_doubt() {
     local seed am nnlm unit epsilons fixed
     epsilons=$(fedtools config conf/fmp.yaml sweeps.privacy.epsilon)
@@ -102,14 +102,14 @@ tune_doubt() {
     show tune.doubt
 }
 
-# Options of a sweep, one a line: what dev has chosen, ...
+# Print the options of a sweep, one a line: the values tuned on dev, ...
 fixed_of() {
     settings "${nnlm}/weights.yaml"
     settings "${nnlm}/scale.yaml"
     printf -- '--set\nrounds=%s\n' "${most}"
 }
 
-# ... and, for table 4, of the private variant and of what is protected.
+# ... and, for table 4, those of the private variant and of the protected unit.
 private_of() {
     local option
     printf -- '--set\nsigma=%s\n' "$(fedtools config conf/fmp.yaml variants.private.method_conf.sigma)"
@@ -122,7 +122,7 @@ noisy() { # unit
         "cap=$(fedtools config "${nnlm}/bounds.yaml" "$1")"
 }
 
-# The rate of federated fine-tuning, by validation data too.
+# Tune the learning rate of federated fine-tuning, also on validation data.
 tune_finetuning() {
     local seed rate tried folder=${exp}/finetuned_dev
     for seed in ${seeds}; do
@@ -137,7 +137,7 @@ tune_finetuning() {
     done
 }
 
-# The bonus of the first pass, by validation data: there it brings words into the lists.
+# Tune the bonus of the first pass, which brings words into the lists, on validation data.
 tune_words() {
     local seed am nnlm value tried
     for seed in ${seeds}; do
@@ -164,10 +164,10 @@ tune_words() {
     done
 }
 
-# None of the bonuses makes a difference where clients have no words of their own.
+# Print the bonuses to try: none if clients have no words of their own, when no bonus has an effect.
 bonuses_of() { [ "$(wc -l <"${nnlm}/stream_dev/phrases.tsv")" -le 1 ] || echo "${bonuses}"; }
 
-# The federations of table 2, on files, and what their clients make of their utterances.
+# Run the federations of table 2, on files, and score their clients' rescored utterances.
 federate() {
     local seed am nnlm path list=${exp}/log/fmp.list
     log "Stage 8: federations, ${list}"
@@ -186,7 +186,7 @@ federate() {
     done | fine_tune
 }
 
-federations() { # those of one seed
+federations() { # of one seed
     local T weights adapted
     mapfile -t weights < <(settings "${nnlm}/weights.yaml" method_conf.)
     mapfile -t adapted < <(settings "${nnlm}/scale.yaml" method_conf.)
@@ -203,8 +203,8 @@ federation() { # name, options
         --data "train=${nnlm}/stream_eval" "${weights[@]}" "${@:2}"
 }
 
-# Options of a federation with differential privacy, beside the variant of the config. By the clock
-# one utterance more moves no other.
+# Print the options of a federation with differential privacy, in addition to the config's variant. With
+# groups by the clock, one more utterance does not move any other into another group.
 protection() {
     local option privacy=(mechanism "${dp}" unit "${dp_unit}" epsilon "${epsilon}")
     privacy+=(cap "$(fedtools config "${nnlm}/bounds.yaml" "${dp_unit}")")
@@ -239,8 +239,8 @@ best_of() { # on standard input, lines with tabs: experiment, set
     show best.score
 }
 
-# The first pass again, whose beam search favours each client's own words, but not in those
-# utterances that they were taken from.
+# Repeat the first pass with a beam search that favours each client's own words, except in the
+# utterances from which they were taken.
 favour_words() { # on standard input, lines with tabs: seed, set, bonus, folder of the lists
     local lines seed set bonus out am nnlm favoured
     lines=$(cat)
@@ -263,11 +263,11 @@ favour_words() { # on standard input, lines with tabs: seed, set, bonus, folder 
     done <<<"${lines}"
 }
 
-# Tables 3 and 4: other settings, on the same stored scores.
+# Run the sweeps of tables 3 and 4: other settings, on the same stored scores.
 sweep() {
     local seed am nnlm
     log "Stage 9: ${exp}/sweeps"
-    # With a bonus of 0 the first pass would find what it found before.
+    # With a bonus of 0 the first pass would give the same lists as before.
     for seed in ${seeds}; do
         of_seed "${seed}"
         [ "$(heard)" = eval ] ||
@@ -282,10 +282,10 @@ sweep() {
 
 bonus_of() { fedtools config "${nnlm}/$1.yaml" bonus; }
 
-# The lists of the first pass with the bonus that dev has chosen.
+# Print the name of the first pass' lists with the bonus tuned on dev.
 heard() { if [[ $(bonus_of first_bonus) = *[1-9]* ]]; then echo eval_words; else echo eval; fi; }
 
-hear_words() { # on standard input, as of favour_words
+hear_words() { # on standard input, as for favour_words
     local lines seed am nnlm
     lines=$(cat)
     [ -n "${lines}" ] || return 0
@@ -297,7 +297,7 @@ hear_words() { # on standard input, as of favour_words
     done <<<"${lines}"
 }
 
-sweeps() { # those of one seed
+sweeps() { # of one seed
     local fixed bonus density option
     bonus=$(bonus_of bonus)
     density=$(fedtools config "${nnlm}/density.yaml" density)
@@ -312,12 +312,12 @@ sweeps() { # those of one seed
     sweeps_of_privacy
 }
 
-# Table 4, of one seed.
+# Print the sweeps of table 4 for one seed.
 sweeps_of_privacy() {
     local noise unit
     mapfile -t noise < <(private_of)
     try eval none "${noise[@]}" --vary mechanism=none
-    # What clients count for themselves alone, which no noise touches.
+    # Clients use only their own counts, release nothing, and so have no noise.
     try eval nothing "${noise[@]}" --config conf/fmp.yaml --section sweeps.nothing
     try eval paper "${noise[@]}" --set mechanism=paper --config conf/fmp.yaml \
         --section sweeps.privacy --draws "${draws}"

@@ -1,17 +1,17 @@
-"""What the people of the mini corpus say: a small grammar, topics, and words that somebody likes.
+"""The sentences of the mini corpus: a small grammar, topics, and each person's favourite words.
 
-Sentences come from templates, in which capitals stand for a kind of word. What is in the place of a
-noun depends on who speaks where:
+Sentences come from templates, in which capitals stand for a kind of word. Nouns depend on the
+speaker and the meeting:
 
-common topics   The background text and the meetings that train are about these.
-rare topics     Each meeting of dev and eval has one of these, with words that it takes most often;
-                the background has each of them about ten times less than a common noun. Some sound
-                like a common noun: deck and desk, ship and sheep, chain and train.
-news            Words that come in every meeting of dev and eval, and seldom elsewhere.
-pet words       Everybody in dev and eval begins half of the sentences with one of three words.
-names           Invented words, one for each meeting of dev and eval, that are nowhere else.
+common topics   The background text and the training meetings are about these.
+rare topics     Each meeting of dev and eval has one of these as its most frequent nouns; in the
+                background each is about ten times rarer than a common noun. Some sound like a
+                common noun: deck and desk, ship and sheep, chain and train.
+news            Words that occur in every meeting of dev and eval, and seldom elsewhere.
+pet words       Each person in dev and eval begins half of their sentences with one of three words.
+names           Invented words, one for each meeting of dev and eval, that occur nowhere else.
 
-All other words come in the meetings that train, rare ones in turn, so that each of them is there.
+All other words occur in the training meetings; rare ones are used in turn, so that each occurs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ bank loan price cost budget market salary tax profit debt account share
 dog cat horse sheep cow pig goat duck hen rabbit donkey goose
 wall roof floor door window ceiling stair garden fence chimney carpet lamp
 """
-# One for each meeting of dev and eval, in their order.
+# One topic for each meeting of dev and eval, in their order.
 RARE = """
 violin drum tune chord melody flute trumpet piano choir tempo rhythm cello
 seed soil tulip shovel weed hedge compost petal orchard bulb pear plum
@@ -85,9 +85,12 @@ QUESTIONS = ("so", "do", "what", "who")
 
 @dataclass(frozen=True)
 class Clause:
-    """What is said in one breath, as it is written: words, and a comma after the first if `pet`.
+    """The words of one breath group, as they are written.
 
-    `trunc` says that the first word is broken off and said again.
+    Attributes:
+        words: the words.
+        pet: whether a comma follows the first word.
+        trunc: whether the first word is broken off and repeated.
     """
 
     words: tuple[str, ...]
@@ -96,22 +99,22 @@ class Clause:
 
     @property
     def mark(self) -> str:
-        """The mark at its end."""
+        """Return the punctuation mark at the clause's end."""
         return "?" if self.words[int(self.pet or self.trunc)] in QUESTIONS else "."
 
     @property
     def spoken(self) -> str:
-        """What espeak-ng is to say: letters that are spelled stand alone."""
+        """Return the text for espeak-ng, with spelled letters as separate words."""
         return " ".join(self.words).lower().replace("_", " ").replace("-", " ")
 
 
 def lists_of(topics: str) -> list[list[str]]:
-    """The words of each topic."""
+    """Return the words of each topic."""
     return [line.split() for line in topics.split("\n") if line]
 
 
 class Deck:
-    """Gives words in a random order, every word once before one comes again."""
+    """A deck that deals words in random order, each once before any is repeated."""
 
     def __init__(self, words: Sequence[str], random: Random):
         self._words, self._random, self._left = list(words), random, []
@@ -123,7 +126,7 @@ class Deck:
 
 
 class Grammar:
-    """Makes clauses; what nouns and pet words they have is for subclasses to say."""
+    """A maker of clauses; subclasses choose the nouns and pet words."""
 
     def __init__(self, random: Random):
         self.random = random
@@ -134,11 +137,11 @@ class Grammar:
         raise NotImplementedError
 
     def pet(self) -> str:
-        """A word to begin with, or ""."""
+        """Return a word to begin a clause with, or ""."""
         raise NotImplementedError
 
     def clause(self, topic: int) -> Clause:
-        """A clause about a topic."""
+        """Make a clause about a topic."""
         random, words = self.random, []
         for word in random.choice(TEMPLATES).split():
             if word == "N":
@@ -156,7 +159,7 @@ class Grammar:
 
 
 class Training(Grammar):
-    """The meetings that train: common topics, and every other word in its turn."""
+    """The training meetings: common topics, and all other words in turn."""
 
     def __init__(self, random: Random):
         super().__init__(random)
@@ -174,10 +177,10 @@ class Training(Grammar):
 
 
 class Background(Grammar):
-    """The background text: every sentence about some common topic."""
+    """The background text: each sentence is about one common topic."""
 
     def lines(self, count: int) -> Iterator[str]:
-        """Yield sentences as they are written, without marks."""
+        """Yield written sentences without punctuation marks."""
         for _ in range(count):
             clause = self.clause(self.random.randrange(len(self.common)))
             short = self.random.random() < 0.05
@@ -195,13 +198,13 @@ class Background(Grammar):
 
 
 class Person(Grammar):
-    """Somebody in a meeting of dev or eval: its topic, and words that only they like so much."""
+    """A person in a meeting of dev or eval: the meeting's topic, and favourite words."""
 
     def __init__(self, random: Random, topic: int, liked: Sequence[str], pets: Sequence[str]):
         super().__init__(random)
         own = self.rare[topic]
         self._pets, self._liked = pets, liked
-        # The words that the whole meeting takes most often come first.
+        # The first words of a topic are the whole meeting's most frequent ones.
         self._weights = [(rank + 1) ** -0.7 * (4 if own[rank] in liked else 1)
                          for rank in range(len(own))]  # fmt: skip
 
@@ -220,12 +223,12 @@ class Person(Grammar):
 
 
 def breaths(grammar: Grammar, topic: int, count: int, long: bool) -> list[list[Clause]]:
-    """So many clauses, as segments: most of one, some of two sentences, and one long one of five.
+    """Make clauses in segments, most of one clause, some of two, and if `long` one of five.
 
     Args:
-        grammar: who speaks.
-        topic: about what.
-        count: how many clauses.
+        grammar: the speaker's grammar.
+        topic: the topic's number.
+        count: number of clauses.
         long: whether there is a sentence of five clauses, too long for an utterance.
     """
     segments: list[list[Clause]] = []

@@ -1,4 +1,4 @@
-"""Tables and the picture of settings of FMP, and of privacy, from what sweeps have left."""
+"""Tables and the picture of FMP's settings and of privacy, from the results of sweeps."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TABLE_3 = {
 }
 TABLE_4 = {"2.0": 31.09, "1.0": 31.17, "0.5": 31.26, "0.1": 31.59}
 MECHANISMS = {
-    "paper": "the paper's equations 8 and 9 (protects less than it says)",
-    "utterance": "Laplace on bounded counts, for an utterance",
-    "doubt_utterance": "the same, where clients ignore what is mostly noise",
-    "user": "Laplace on bounded counts, for a user",
-    "doubt_user": "the same, where clients ignore what is mostly noise",
+    "paper": "the paper's equations 8 and 9 (weaker protection than claimed)",
+    "utterance": "Laplace on bounded counts, per utterance",
+    "doubt_utterance": "the same, clients ignoring releases that are mostly noise",
+    "user": "Laplace on bounded counts, per user",
+    "doubt_user": "the same per user, clients ignoring releases that are mostly noise",
 }
 
 
@@ -48,7 +48,7 @@ def table_3(exp: Path, seeds: Sequence[int]) -> str:
 
 
 def table_4(exp: Path, seeds: Sequence[int]) -> str:
-    """Privacy, with what seeds on the same data cost together where epsilon is a promise."""
+    """Return table 4 on privacy, with the epsilon of all seeds together if it is a guarantee."""
     header = ["Mechanism", "epsilon", f"of {len(seeds)} seeds", "WER %", "relative %"]
     header += ["spread of draws", "worst draw", f"{PAPER}, WER %"]
     (without,) = sweep_rows(exp, seeds, "none")
@@ -58,17 +58,17 @@ def table_4(exp: Path, seeds: Sequence[int]) -> str:
         title = f"nothing released (alpha 0, beta {float(rows[0]['beta']):g})"
         cells.append([title, "0", "0", *undrawn(rows), "-"])
     for name, title in MECHANISMS.items():
-        told = doubt_of(exp, seeds, name)
+        chosen = doubt_of(exp, seeds, name)
         for epsilon, by_seed in drawn(exp, seeds, name).items():
             promised = name != "paper"
             published = "-" if promised else TABLE_4.get(epsilon, "-")
             added = f"{len(seeds) * float(epsilon):g}" if promised else "-"
-            cells.append([title + told, epsilon, added, *over_draws(by_seed), published])
+            cells.append([title + chosen, epsilon, added, *over_draws(by_seed), published])
     return format_markdown(header, cells)
 
 
 def drawn(exp: Path, seeds: Sequence[int], name: str) -> dict[str, list[list[dict[str, str]]]]:
-    """The rows of a sweep over epsilon: epsilon -> by seed, a row for each draw of noise."""
+    """Return the rows of a sweep over epsilon: epsilon -> seed -> a row for each draw of noise."""
     found: dict[str, list[list[dict[str, str]]]] = {}
     for rows in sweep_rows(exp, seeds, name):
         by_seed = found.setdefault(rows[0]["epsilon"], [[] for _ in seeds])
@@ -78,11 +78,11 @@ def drawn(exp: Path, seeds: Sequence[int], name: str) -> dict[str, list[list[dic
 
 
 def over_draws(by_seed: Sequence[Sequence[dict[str, str]]]) -> list[str]:
-    """WER and its change, means over draws and seeds; how the change varies, and its worst draw."""
+    """Return mean WER and its mean change over draws and seeds, the spread, and the worst draw."""
     changes = [[float(row["relative"]) for row in rows] for rows in by_seed]
     everything = [one for rows in changes for one in rows]
     means = [statistics.fmean(wers(rows)) for rows in by_seed]
-    # Within seeds, whose own differences are no matter of noise.
+    # Variance within seeds, because differences between seeds are not due to the noise.
     spread = statistics.fmean(statistics.pvariance(rows) for rows in changes)
     draws = len(changes[0])
     spread *= draws / max(1, draws - 1)
@@ -91,12 +91,12 @@ def over_draws(by_seed: Sequence[Sequence[dict[str, str]]]) -> list[str]:
 
 
 def undrawn(rows: Sequence[dict[str, str]]) -> list[str]:
-    """The figures of a row without noise, by seed, with an interval over clients."""
+    """Return the cells of a row without noise, by seed, with an interval over clients."""
     return [*figures(rows), "-", "-"]
 
 
 def doubt_of(exp: Path, seeds: Sequence[int], name: str) -> str:
-    """What dev has chosen for the rule by which clients ignore a release."""
+    """Return the value tuned on dev for the rule by which clients ignore a release, as text."""
     if not name.startswith("doubt"):
         return ""
     files = [exp / "nnlm" / f"seed{seed}" / f"{name}.yaml" for seed in seeds]
@@ -105,7 +105,7 @@ def doubt_of(exp: Path, seeds: Sequence[int], name: str) -> str:
 
 
 def words_table(exp: Path, seeds: Sequence[int]) -> str:
-    """What private words, in either pass, and the density ratio add to FMP."""
+    """Return the table of FMP with private words, in either pass, and with the density ratio."""
     header = ["", "WER %", "relative % [95 %]", "listed words said", "of them missed %"]
     plain, *_, second = sweep_rows(exp, seeds, "words")
     first = sweep_rows(exp, seeds, "first")
@@ -128,24 +128,24 @@ def words_table(exp: Path, seeds: Sequence[int]) -> str:
 
 
 def first_bonuses(exp: Path, seeds: Sequence[int]) -> str:
-    """Bonuses of the first pass, which no sweep varies."""
+    """Return the bonuses of the first pass, which no sweep varies."""
     files = [exp / "nnlm" / f"seed{seed}" / "first_bonus.yaml" for seed in seeds]
     return ", ".join(f"{value:g}" for value in sorted({read_yaml(one)["bonus"] for one in files}))
 
 
 def cut_by(exp: Path, seeds: Sequence[int]) -> str:
-    """How stage 9 cuts groups for differential privacy: by the clock, where there are times."""
+    """Return how stage 9 cuts groups for differential privacy: by the clock if times exist."""
     timed = "span" in read_yaml(exp / "nnlm" / f"seed{seeds[0]}" / "bounds.yaml")
     return "by the clock" if timed else "evenly"
 
 
 def values_of(rows: Sequence[dict[str, str]], option: str) -> str:
-    """The values that an option has, of all seeds."""
+    """Return the values of an option over all seeds, as text."""
     return ", ".join(f"{value:g}" for value in sorted({float(row[option]) for row in rows}))
 
 
 def sweep_rows(exp: Path, seeds: Sequence[int], name: str) -> list[tuple[dict[str, str], ...]]:
-    """The settings of a sweep, each a row by seed."""
+    """Read the settings of a sweep, each with a row for each seed."""
     numbers = ("wer", "relative", "low", "high")
     paths = [exp / "sweeps" / f"seed{seed}" / f"{name}.tsv" for seed in seeds]
     tables = [read_tsv(path, None, numbers) for path in paths]
@@ -157,7 +157,7 @@ def wers(rows: Sequence[dict[str, str]]) -> list[float]:
 
 
 def figures(rows: Sequence[dict[str, str]]) -> list[str]:
-    """WER, and its change with an interval; means over seeds, of bounds too."""
+    """Return WER, and its change with an interval; all are means over seeds, also the bounds."""
     change, low, high = (
         statistics.fmean(float("nan") if row[name] == "-" else float(row[name]) for row in rows)
         for name in ("relative", "low", "high")
@@ -167,7 +167,7 @@ def figures(rows: Sequence[dict[str, str]]) -> list[str]:
 
 
 def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title: str) -> None:
-    """WER against epsilon, with the line of the baseline without adaptation."""
+    """Plot WER against epsilon, with a line for the baseline without adaptation."""
     from fedtools.files.drawing import drawing, look
 
     with drawing(path, (5.6, 4.2)) as figure:
@@ -180,16 +180,16 @@ def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title
         (without,) = sweep_rows(exp, seeds, "none")
         noiseless = statistics.fmean(wers(without))
         axes.axhline(noiseless, color="0.4", linestyle=":", label="FMP without noise")
-        # Of its rows the one that dev would have is not known: the better one flatters it.
+        # Which row dev would have chosen is unknown: the best one is an optimistic bound.
         alone = min(statistics.fmean(wers(rows)) for rows in sweep_rows(exp, seeds, "nothing"))
         axes.axhline(alone, color="0.6", linestyle="-.", label="FMP, nothing released (best beta)")
         axes.axhline(base, color="0.2", linestyle="--", label="no adaptation")
         axes.set_xscale("log")
-        # Changes of less than a hundredth of the WER shall not fill the picture.
+        # Keep changes of less than a hundredth of the WER from filling the picture.
         low, high = axes.get_ylim()
         if high - low < 0.02 * base:
             axes.set_ylim(0.98 * base, 1.02 * base)
-        axes.set_xlabel("epsilon (a small one protects more)")
+        axes.set_xlabel("epsilon (smaller protects more)")
         axes.set_ylabel("WER (%)")
         figure.legend(loc="outside lower center", ncols=1, fontsize=8)
         axes.set_title(title, fontsize=9)

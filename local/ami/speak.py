@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Give meetings voices: speech for a first pass, of words that people did say.
+"""Synthesise speech for a first pass from the real words of meetings.
 
     speak.py DATA OUT --dev MEETING...
 
-DATA is what `prepare.py --speech synthetic` wrote; OUT/{train,dev,eval} are data directories with
+DATA comes from `prepare.py --speech synthetic`; OUT/{train,dev,eval} are data directories with
 audio, spoken by espeak-ng, and OUT/background.txt is the text of all train utterances that are not
-spoken, one on each line. Of train so many hours are spoken, drawn at random; of dev the meetings
-that are named; eval is spoken as a whole. Everybody has a voice of their own, in all meetings, of
-the sex that the first letter of the person's id tells (the owners' participants.xml lacks some).
+spoken, one on each line. Spoken are --hours of train, drawn at random, the given meetings of dev,
+and all of eval. Each person has their own voice in all meetings, of the sex given by the first
+letter of the person's id (the owners' participants.xml is incomplete).
 
-What was said when, by whom and in which meeting is as DATA has it: utt2start has the times of the
-annotations, in which an utterance of the synthesiser may be longer.
+Words, times, persons and meetings are DATA's: utt2start has the times of the annotations, although
+a synthesised utterance may be longer than the original.
 
 The same seed gives the same bytes on the same machine. A second run checks every file by its hash
-and makes what is missing or damaged; so does the run after one that was killed.
+and makes what is missing or damaged, also after a run that was killed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError, exit_with_message
 
-# What the makers of all corpora share lies in the folder above; this one may be a link to ours.
+# Code that all mini corpora share is in the folder above; resolve() because this one may be a link.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 from split import SETS
 from synthesis import make_corpus, recipe_of
@@ -40,7 +40,7 @@ from words import WORDS_PER_SECOND
 
 @dataclass(frozen=True)
 class Saying:
-    """What is spoken in one file."""
+    """The speaker and words of one audio file."""
 
     speaker: Speaker
     words: str
@@ -48,15 +48,15 @@ class Saying:
 
 
 def voices_of(persons: Collection[str], seed: int) -> dict[str, Speaker]:
-    """Person -> voice: all accents in turn over the sorted persons, and no voice twice."""
+    """Return person -> voice: accents in turn over the sorted persons, and no voice twice."""
     found, accents = {}, list(ACCENTS)
     for place, person in enumerate(sorted(persons)):
         if person[0] not in "FM":
-            problem = f"the id {person!r} does not begin with F or M, which tells the voice's sex"
+            problem = f"the id {person!r} does not begin with F or M, from which the sex is taken"
             raise UserError(problem, remedy="name persons as AMI does")
         accent, turn = accents[place % len(accents)], place // len(accents)
-        # Of make_speaker's numbers, blocks of as many as there are ways to speak the accent are
-        # women's and men's in turn.
+        # make_speaker's numbers are women's and men's in alternating blocks, each as long as the
+        # accent has ways of speaking.
         ways, block = len(ACCENTS[accent]), 2 * turn + (person[0] == "M")
         found[person] = make_speaker(accent, block * ways + turn % ways, seed)
     return found
@@ -65,10 +65,10 @@ def voices_of(persons: Collection[str], seed: int) -> dict[str, Speaker]:
 def chosen(
     sets: Mapping[str, DataDir], hours: float, meetings: Collection[str], seed: int
 ) -> dict[str, list[str]]:
-    """The utterances of each set that are spoken, in C order.
+    """Choose the utterances of each set that are spoken, in C order.
 
     Raises:
-        UserError: if a meeting is none of dev's.
+        UserError: if a meeting is not in dev.
     """
     train, dev = sets["train"].text, sets["dev"].others["utt2meeting"]
     names, kept, words = list(train), [], 0
@@ -79,7 +79,7 @@ def chosen(
         words += len(train[names[index]].split())
     if strange := sorted(set(meetings) - set(dev.values())):
         problem = f"no meeting {strange[0]!r} in dev"
-        raise UserError(problem, path=sets["dev"].path / "utt2meeting", remedy="name others")
+        raise UserError(problem, path=sets["dev"].path / "utt2meeting", remedy="give others")
     return {
         "train": sorted(kept, key=lambda one: one.encode()),
         "dev": [name for name, meeting in dev.items() if meeting in meetings],
@@ -88,7 +88,7 @@ def chosen(
 
 
 def speak(synthesiser: Synthesiser, saying: Saying, path: Path) -> None:
-    """Make one file."""
+    """Synthesise one utterance and write it as WAV."""
     import soundfile
 
     # Spelled letters are written "T. V."; espeak-ng would end a sentence there.
@@ -99,25 +99,25 @@ def speak(synthesiser: Synthesiser, saying: Saying, path: Path) -> None:
 
 
 def write_data(out: Path, data: DataDir, utterances: list[str], audio: Path) -> None:
-    """Write a data directory of what is spoken, with all that DATA tells of it."""
+    """Write a data directory of the spoken utterances, with all of DATA's tables."""
     kept = data.restrict(utterances, path=out)
     kept.wav_scp = {one: str((audio / f"{one}.wav").absolute()) for one in utterances}
     kept.write(remove_others=True)
 
 
 def read(path: Path) -> dict[str, DataDir]:
-    """Set -> what prepare.py wrote of it."""
+    """Read set -> its data directory, as prepare.py wrote it."""
     sets = {name: DataDir.read(path / name) for name in SETS}
     for data in sets.values():
         for name in ("utt2start", "utt2person", "utt2meeting"):
             if name not in data.others or data.wav_scp:
                 remedy = "make it with prepare.py --speech synthetic"
-                raise UserError("not annotations without recordings", path=data.path, remedy=remedy)
+                raise UserError("not data of annotations alone", path=data.path, remedy=remedy)
     return sets
 
 
 def make(options: argparse.Namespace) -> None:
-    """Speak what is chosen, and write the data directories."""
+    """Synthesise the chosen utterances, and write the data directories."""
     sets = read(options.data)
     utterances = chosen(sets, options.hours, options.dev, options.seed)
     persons = {name: data.others["utt2person"] for name, data in sets.items()}
@@ -141,19 +141,19 @@ def make(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
-    parser = argparse.ArgumentParser(description="Give meetings voices.")
-    parser.add_argument("data", type=Path, help="what prepare.py --speech synthetic wrote")
+    parser = argparse.ArgumentParser(description="Synthesise the speech of meetings.")
+    parser.add_argument("data", type=Path, help="the output of prepare.py --speech synthetic")
     parser.add_argument("out", type=Path, help="where the data directories are written")
-    hours = "of train that are spoken, about (default: 1)"
+    hours = "approximate hours of train to synthesise (default: 1)"
     parser.add_argument("--hours", type=float, default=1.0, metavar="X", help=hours)
-    dev = "meetings of dev that are spoken"
+    dev = "meetings of dev to synthesise"
     parser.add_argument("--dev", nargs="+", required=True, metavar="MEETING", help=dev)
-    parser.add_argument("--seed", type=int, default=0, help="another seed, other voices")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of voices (default: 0)")
     jobs = os.cpu_count() or 1
     parser.add_argument("--nj", type=int, default=jobs, help=f"processes (default: {jobs})")
     options = parser.parse_args()
     if options.nj < 1 or not options.hours > 0:
-        parser.error("--nj is at least 1, --hours is above 0")
+        parser.error("--nj must be at least 1, and --hours above 0")
     with exit_with_message("speak.py"):
         make(options)
 

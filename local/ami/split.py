@@ -1,7 +1,7 @@
-"""Which meetings train, tune and test: the "Full-corpus-ASR" partition of AMI's owners.
+"""The split of meetings into train, dev and eval: AMI's official "Full-corpus-ASR" partition.
 
-https://groups.inf.ed.ac.uk/ami/corpus/datasets.shtml; 137, 18 and 16 meetings, IB4005 among those
-that train. (It has two persons of IB4001 to IB4004, which are in dev; the owners have it so.)
+https://groups.inf.ed.ac.uk/ami/corpus/datasets.shtml; 137, 18 and 16 meetings, with IB4005 in
+train. (IB4005 shares two persons with IB4001 to IB4004, which are in dev, by the owners' choice.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SERIES = {
 
 
 def official() -> dict[str, str]:
-    """Meeting -> set, of the 171 meetings."""
+    """Return meeting -> set, of the 171 meetings."""
     split = {}
     for name, series in SERIES.items():
         for each in series.split():
@@ -40,7 +40,7 @@ def official() -> dict[str, str]:
 
 
 def read_split(path: Path) -> dict[str, str]:
-    """Read a split of one's own: a meeting and its set on each line, or a `UserError`."""
+    """Read a custom split: a meeting and its set on each line; raise `UserError` if invalid."""
     split: dict[str, str] = {}
     for number, line in enumerate(read_lines(path), 1):
         fields = line.split()
@@ -49,7 +49,7 @@ def read_split(path: Path) -> dict[str, str]:
             raise UserError(f"{line!r} is not a line of a split", path=path, line=number,
                             remedy=remedy)  # fmt: skip
         if fields[0] in split:
-            raise UserError(f"{fields[0]} comes twice", path=path, line=number)
+            raise UserError(f"{fields[0]} appears twice", path=path, line=number)
         split[fields[0]] = fields[1]
     if not split:
         raise UserError("empty", path=path)
@@ -57,7 +57,7 @@ def read_split(path: Path) -> dict[str, str]:
 
 
 def census(split: Mapping[str, str], there: Collection[str]) -> str:
-    """How many of the meetings of each set are there: `train 8 of 137, dev 3 of 18, ...`."""
+    """Format how many meetings of each set exist: `train 8 of 137, dev 3 of 18, ...`."""
     parts = []
     for name in SETS:
         wanted = [meeting for meeting, own in split.items() if own == name]

@@ -1,18 +1,18 @@
-"""Words as they are scored, and utterances of a length that can be decoded.
+"""Normalisation of AMI's words for scoring, and division of segments into sentences to decode.
 
 Normalisation is that of Kaldi's and ESPnet's AMI recipes, so that their hypotheses and reference
-texts fit ours: upper case; punctuation goes; a hyphen becomes a blank (INFRA RED), but MM-HMM and
-UH-HUH are one word each; letters that are spelled, T_V_, become T. V. with their points; truncated
-words (`trunc="true"`) stay as they are written; apostrophes stay ('CAUSE, DON'T, USERS'). What has
-neither a letter nor a digit is no word. Where Kaldi's script loses words (UM,I without a blank is
-deleted there) both are kept. The result does not change when it is normalised again.
+texts match ours: upper case; punctuation is removed; a hyphen becomes a space (INFRA RED), but
+MM-HMM and UH-HUH are one word each; spelled letters, T_V_, become T. V. with full stops; truncated
+words (`trunc="true"`) and apostrophes ('CAUSE, DON'T, USERS') are kept. A string with neither a
+letter nor a digit is not a word. Kaldi's script loses words that a comma joins (it deletes UM,I);
+here both are kept. Normalising the result again does not change it.
 
-Sentences are those of Kaldi's recipe too, on which published counts rest (12,643 utterances of the
-eval set): a segment is divided after every full stop and question mark; a sentence of more than
-thirty words and marks is divided at the comma, colon or exclamation mark that is nearest to its
-middle in time, and its halves again. A sentence lasts from the mark before it to the mark after
-it. Two things differ: a mark without a time divides nothing (Kaldi leaves the whole segment out),
-and times are rounded to hundredths, not cut off.
+Sentences are also those of Kaldi's recipe, on which published counts are based (12,643 utterances
+of the eval set): a segment is divided after every full stop and question mark; a sentence of more
+than thirty words and marks is divided at the comma, colon or exclamation mark nearest to its middle
+in time, and its halves again. A sentence lasts from the mark before it to the mark after it. There
+are two differences: a segment is not divided at a mark without a time (Kaldi leaves out the whole
+segment), and times are rounded to hundredths, not truncated.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ WORD, STOP, PAUSE, SOUND = "word", "stop", "pause", "sound"
 MARKS = {".": STOP, "?": STOP, ",": PAUSE, ":": PAUSE, "!": PAUSE}
 APOSTROPHES = str.maketrans(dict.fromkeys("\u2018\u2019\u02bc\u0060\u00b4\u2032", "'"))
 JOINED = {("MM", "HMM"), ("UH", "HUH")}
-# About what people say in a meeting, and so how much text makes an hour of synthetic speech.
+# Approximate rate of speech in meetings, to estimate the text for an hour of synthetic speech.
 WORDS_PER_SECOND = 2.5
 
 
 @dataclass(frozen=True)
 class Token:
-    """A word, a mark, or a sound that is no word.
+    """A word, a punctuation mark, or a non-word sound.
 
     `start` and `end` are in hundredths of a second, or None.
     """
@@ -52,7 +52,7 @@ class Sentence:
 
 
 def words_of(text: str) -> str:
-    """The words of a text, normalised and single-spaced; "" if there is none."""
+    """Return the words of a text, normalised and single-spaced, or "" if there is none."""
     text = unicodedata.normalize("NFC", text.upper()).translate(APOSTROPHES)
     text = "".join(c if c.isalnum() or c in "'._" else " " for c in text).replace("_", ". ")
     words: list[str] = []
@@ -68,20 +68,21 @@ def words_of(text: str) -> str:
 
 
 def sentences(tokens: Sequence[Token], start: int, end: int, most: int) -> list[Sentence]:
-    """Divide what was said from `start` to `end` into sentences with at least one word each.
+    """Divide the tokens from `start` to `end` into sentences with at least one word each.
 
     Args:
-        tokens: in order.
+        tokens: the tokens, in order.
         start: where the first sentence begins, in the unit of the tokens.
         end: where the last one ends.
-        most: the most words and marks of a sentence that has a mark within; 0 divides nothing.
+        most: maximum number of words and marks of a sentence that can be divided at a mark; 0: do
+            not divide.
     """
     if most == 0:
         parts = [(list(tokens), start, end)]
     else:
         parts = [half for part in _at_stops(tokens, start, end) for half in _halves(part, most)]
-    told = [Sentence(begin, stop, _text(own)) for own, begin, stop in parts]
-    return [sentence for sentence in told if sentence.text]
+    found = [Sentence(begin, stop, _text(own)) for own, begin, stop in parts]
+    return [sentence for sentence in found if sentence.text]
 
 
 Part = tuple[list[Token], int, int]
@@ -104,7 +105,7 @@ def _at_stops(tokens: Iterable[Token], start: int, end: int) -> list[Part]:
 
 
 def _halves(part: Part, most: int) -> list[Part]:
-    """The part, divided at marks until each piece is short enough or has no mark within."""
+    """Divide a part at marks until each piece is short enough or has no mark within."""
     waiting, done = [part], []
     while waiting:
         own, start, end = waiting.pop()

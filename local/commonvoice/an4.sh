@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# AN4 with its official split: one model, trained centrally, for comparison with ESPnet's recipe.
-# Called in egs/commonvoice/asr1, with the folder that holds AN4 as Kaldi data directories:
+# Train one model centrally on AN4's official split, for comparison with ESPnet's recipe. Run this in
+# egs/commonvoice/asr1 with the folder that holds AN4 as Kaldi data directories:
 #
-#   local/an4.sh .../an4          # of .../an4/{train,test}; WER in exp/an4/baseline/decode_test
+#   local/an4.sh .../an4          # has {train,test}; WER in exp/an4/baseline/decode_test
 #
-# Weights are tuned, and the best epochs chosen, on 8 of the 74 training speakers, who are left out
-# of training.
+# Decoding weights are tuned and the best epochs chosen on 8 of the 74 training speakers, who are held
+# out of training.
 set -euo pipefail
 
 stage=1
@@ -21,7 +21,7 @@ help_message="Usage: $0 [--option value]... AN4
 Stages: 1 data directories and features, 2 tokens and n-gram, 3 training, 4 decoding and scoring"
 . utils/parse_options.sh
 if [ $# -ne 1 ]; then
-    echo "$0: name the folder of AN4's data directories, and options before it" >&2
+    echo "$0: give the folder of AN4's data directories, after any options" >&2
     exit 2
 fi
 an4=$1

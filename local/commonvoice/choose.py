@@ -1,10 +1,11 @@
-"""Who is in which of the six sets, and what training leaves out.
+"""The split of Common Voice into six sets, and the exclusion of rows from training.
 
-No speaker is in two sets. Sentences would be: Common Voice has many read the same. A row whose
-sentence, normalised, is in the clients' validation or test set is therefore left out of `train` and
-`server_train`, and so of the n-gram, which is of server_train's text. Other rows of its speaker
-stay, and so do the held-out sets, which do not depend on what is trained on. server_valid and
-server_test hold back no sentence: what is measured there is new speakers, not new sentences.
+No speaker is in two sets. Sentences could be, because many speakers of Common Voice read the same
+ones. A row whose normalised sentence is in the clients' validation or test set is therefore left
+out of `train` and `server_train`, and so of the n-gram, which is trained on server_train's text.
+Other rows of its speaker stay, and the held-out sets do not depend on the training sets. Sentences
+of server_valid and server_test are not excluded from training: these sets measure new speakers, not
+new sentences.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fedtools.files.dropped import told
 from fedtools.files.errors import UserError
 
 SETS = ("train", "valid", "test")
-# Why a row is not trained on.
+# Reasons to exclude a row from training.
 COMMON = "sentence is in valid or test"
 SHORT, LONG = "too short to train on", "too long to train on"
 FEW, MANY = "too few characters a second", "too many characters a second"
@@ -30,7 +31,7 @@ Speakers = dict[str, list[Row]]
 
 
 def by_speaker(rows: list[Row], seed: int) -> Speakers:
-    """speaker -> rows, the speakers in a random order that only they and the seed decide."""
+    """Return speaker -> rows, in a random order that depends on the speakers and the seed alone."""
     speakers: Speakers = {}
     for row in rows:
         speakers.setdefault(row.speaker, []).append(row)
@@ -40,12 +41,12 @@ def by_speaker(rows: list[Row], seed: int) -> Speakers:
 
 
 def fill(speakers: Speakers, seconds: float, leave: int, least: float = 0.0) -> list[Row]:
-    """Move speakers, whole, out of `speakers` until they come nearest to `seconds`.
+    """Move whole speakers out of `speakers` until their speech comes nearest to `seconds`.
 
-    At least one is moved, and at least `leave` stay. Those who give little are asked first, so
-    that in a large corpus no speaker makes up more than a tenth of a set: intervals that are
-    resampled by speaker would otherwise mean nothing. Where those who say more are to be trained
-    on, `least` is the share of a set that those may have who are asked before all others.
+    At least one speaker is moved, and at least `leave` stay. Speakers with little speech are taken
+    first, so that in a large corpus no speaker makes up more than a tenth of a set: confidence
+    intervals resampled by speaker would otherwise mean nothing. Speakers whose share of the set is
+    at most `least` are taken before all others, which keeps speakers with more speech for training.
     """
     length = {name: sum(row.seconds for row in rows) for name, rows in speakers.items()}
     taken: dict[str, None] = {}
@@ -63,7 +64,9 @@ def fill(speakers: Speakers, seconds: float, leave: int, least: float = 0.0) -> 
 def hold_out(
     name: str, speakers: Speakers, hours: list[float], dropped: Counter, least: float
 ) -> tuple[list[Row], list[Row], float]:
-    """Move speakers out of `speakers` for validation and test: `hours`, or all there is in ratio.
+    """Move speakers out of `speakers` for validation and test.
+
+    Sets have as many hours as `hours` says; if the speakers have less, all of it in that ratio.
 
     Returns:
         The rows of valid and of test, and the seconds of training: infinite for all the rest.
@@ -88,7 +91,7 @@ def hold_out(
 def pools(
     rows: list[Row], options: argparse.Namespace
 ) -> Iterator[tuple[str, str, Speakers, list[float]]]:
-    """Yield what is shared out to train, valid and test: prefix, name, speakers, and hours."""
+    """Yield each pool to be split into train, valid and test: prefix, name, speakers, hours."""
     third = [hours / len(options.accents) for hours in options.hours]
     server_hours = options.server_hours or options.hours
     server_third = [hours / len(options.accents) for hours in server_hours]
@@ -110,7 +113,7 @@ def pools(
 
 
 def unfit(row: Row, heard: set[str], options: argparse.Namespace) -> str:
-    """Why a row is not trained on, one of UNFIT; "" if it is."""
+    """Return why a row is not trained on, one of UNFIT, or "" if it is."""
     rate = len(row.sentence) / row.seconds
     if row.sentence in heard:
         return COMMON
@@ -124,10 +127,10 @@ def unfit(row: Row, heard: set[str], options: argparse.Namespace) -> str:
 def fit_to_train(
     name: str, speakers: Speakers, heard: set[str], options: argparse.Namespace, left_out: Counter
 ) -> Speakers:
-    """The rows that are trained on, and of whom; the others are counted in `left_out` by reason.
+    """Return speaker -> rows to train on, and count all other rows in `left_out` by reason.
 
     Raises:
-        UserError: if none is.
+        UserError: if there is no row to train on.
     """
     reasons = {row.clip: unfit(row, heard, options) for own in speakers.values() for row in own}
     fit = {who: [row for row in own if not reasons[row.clip]] for who, own in speakers.items()}
@@ -135,7 +138,7 @@ def fit_to_train(
         counts = Counter(reasons.values())
         remedy = "widen the limits of seconds and characters a second"
         if counts[COMMON]:
-            remedy = "of a closed vocabulary, give --common-sentences keep"
+            remedy = "for a closed vocabulary, give --common-sentences keep"
         raise UserError(f"{name} has nothing to train on ({told(counts)})", remedy=remedy)
     left_out.update(reason for reason in reasons.values() if reason)
     return {who: own for who, own in fit.items() if own}
@@ -147,10 +150,10 @@ def choose(
     """Choose the rows of the six sets.
 
     Args:
-        rows: all that can be used.
-        options: of prepare.py.
-        dropped: what cannot be used, for messages.
-        left_out: the rows that are not trained on are added to it, by reason.
+        rows: all usable rows.
+        options: the options of prepare.py.
+        dropped: reason -> number of unusable rows, for messages.
+        left_out: reason -> number of rows excluded from training, added to.
 
     Raises:
         UserError: if a set would have no rows.
@@ -162,7 +165,7 @@ def choose(
         sets[prefix + "valid"] += valid
         sets[prefix + "test"] += test
         rest.append((prefix, name, speakers, seconds))
-    # Only now are all of the clients' held-out sentences known.
+    # The clients' held-out sentences are known only after all pools are split.
     heard: set[str] = set()
     if options.common_sentences == "drop":
         heard = {row.sentence for name in ("valid", "test") for row in sets[name]}

@@ -1,4 +1,4 @@
-"""Reading Common Voice: what its table says of a clip, and whether the clip is there."""
+"""Common Voice's table of clips: read, checked, and filtered by accent and usable audio."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedtools.files.languages import is_language
 from fedtools.files.spoken import normalise
 from fedtools.files.text_files import open_input, other_encoding
 
-# The codes of the first releases, and the texts that Common Voice itself replaced them by.
+# The accent codes of the first releases, and the texts that replaced them in later ones.
 CODES = {
     "african": "southern african (south africa, zimbabwe, namibia)",
     "australia": "australian english",
@@ -41,10 +41,10 @@ CODES = {
 }
 
 
-# So many rows that are not UTF-8 are named.
+# Number of non-UTF-8 rows that are reported by line.
 _NAMED = 5
 
-# What --accents takes for speakers of every accent and of none, and how messages tell of it.
+# The value of --accents for speakers of every accent and of none, and how messages refer to it.
 ANY = "any"
 UNCLEAR = "unclear"
 EVERYBODY = f"--accents {ANY} --server-fraction 0.4 (run.sh: --clients speaker)"
@@ -54,11 +54,11 @@ EVERYBODY = f"--accents {ANY} --server-fraction 0.4 (run.sh: --clients speaker)"
 class Row:
     """One line of validated.tsv.
 
-    `clip` is as it stands there until `usable` makes it a file name, `sentence` until `usable`
-    makes it words; `locale` until `find_languages` makes it a language; `accents` are all that it
-    names. `sift_accents` sets `name`, what the user calls the accent, "" for an accent that nobody
-    named; and `group`, which is never empty. `lengths.measure` sets `seconds`, and `opened` of a
-    clip that was read.
+    Fields start as the table has them. `usable` turns `clip` into a file name and `sentence` into
+    words; `find_languages` turns `locale` into a language code. `accents` has every accent that the
+    line names. `sift_accents` sets `name`, the user's name of the accent ("" if the user gave it
+    none), and `group`, which is never empty. `lengths.measure` sets `seconds`, and also `opened` if
+    the clip was read.
     """
 
     clip: str
@@ -77,26 +77,26 @@ class Row:
 
 
 def separate(text: str, marks: str) -> list[str]:
-    """Cut at any of `marks` that is outside parentheses; parts are stripped, none is empty."""
+    """Split a text at any of `marks` outside parentheses into stripped, non-empty parts."""
     parts = re.split(rf"[{re.escape(marks)}](?![^()]*\))", text)
     return [part.strip() for part in parts if part.strip()]
 
 
 def canonical(accent: str) -> str:
-    """One spelling for an accent: lower case, whitespace squeezed, a code replaced by its text."""
+    """Return an accent in lower case, whitespace squeezed, a code replaced by its text."""
     accent = unicodedata.normalize("NFC", " ".join(accent.lower().split()))
     return CODES.get(accent, accent)
 
 
 def short_name(accent: str) -> str:
-    """A name for an accent that nobody named: its code, or its letters and digits."""
+    """Return a default name for an accent: its code, or else its ASCII letters and digits."""
     codes = {text: code for code, text in CODES.items()}
     plain = unicodedata.normalize("NFKD", accent).encode("ascii", "ignore").decode().lower()
     return codes.get(canonical(accent)) or re.sub("[^a-z0-9]+", "_", plain).strip("_")[:60] or "x"
 
 
 def _lost(accent: str) -> bool:
-    """Whether an accent has letters that its short name would be without."""
+    """Return whether an accent has letters that its short name would lose."""
     plain = unicodedata.normalize("NFKD", accent)
     return any(mark.isalpha() and not mark.isascii() for mark in plain)
 
@@ -107,7 +107,7 @@ def parse_accents(text: str) -> dict[str, list[str]]:
     for entry in separate(text, ","):
         name, equals, patterns = entry.partition("=")
         if not equals and _lost(entry):
-            problem = f"{entry!r} has letters that names have not"
+            problem = f"{entry!r} has letters that are not allowed in names"
             raise argparse.ArgumentTypeError(f"{problem}: give it one, as in NAME={entry}")
         name = name.strip() if equals else short_name(entry)
         if not re.fullmatch("[A-Za-z0-9_]{1,60}", name):
@@ -128,9 +128,12 @@ def parse_accents(text: str) -> dict[str, list[str]]:
 
 
 def name_of(accent: str, names: dict[str, list[str]]) -> str:
-    """The name whose patterns match an accent, "" without one; two names are a `UserError`.
+    """Return the name whose patterns match an accent, or "" if none does.
 
-    The accent "" of a row that has none is matched by "*" alone.
+    The accent "" of a row without accents is matched by "*" alone.
+
+    Raises:
+        UserError: if the patterns of two names match.
     """
     found = [
         name
@@ -148,7 +151,7 @@ def name_of(accent: str, names: dict[str, list[str]]) -> str:
 
 
 def find_language(corpus: Path) -> Path:
-    """The folder with validated.tsv: the one given, or the only one below it."""
+    """Return the folder with validated.tsv: the one given, or the only one below it."""
     corpus = corpus_folder(corpus, "the folder of the language")
     found = [corpus] if (corpus / "validated.tsv").is_file() else []
     found = found or sorted(path.parent for path in corpus.glob("*/validated.tsv"))
@@ -164,9 +167,9 @@ def find_language(corpus: Path) -> Path:
 
 
 def read_tsv(path: Path, *columns: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of a table with the named columns; a line that is not whole is an empty row.
+    """Yield the rows of a table that must have the named columns.
 
-    Not whole is a line of another length than the header's, or one that is not UTF-8.
+    A line with more or fewer cells than the header, or one that is not UTF-8, is an empty row.
     """
     odd = 0
     with open_input(path) as raw:
@@ -184,8 +187,8 @@ def read_tsv(path: Path, *columns: str) -> Iterator[dict[str, str]]:
                 known = all(is_text("".join(cell or "")) for cell in cells.values())
                 odd += not known
                 if not known and odd <= _NAMED:
-                    said = "not UTF-8, so the row is left out; save the table as UTF-8"
-                    print(f"{path}:{lines.line_num}: {said}", file=sys.stderr)
+                    problem = "not UTF-8, so the row is left out; save the table as UTF-8"
+                    print(f"{path}:{lines.line_num}: {problem}", file=sys.stderr)
                 yield cells if whole and known else {}
         except csv.Error as error:
             raise UserError(str(error), path=path, line=lines.line_num + 1) from None
@@ -194,12 +197,12 @@ def read_tsv(path: Path, *columns: str) -> Iterator[dict[str, str]]:
 
 
 def is_text(value: str) -> bool:
-    """Whether a value that was read with `surrogateescape` was UTF-8."""
+    """Return whether a value that was read with `surrogateescape` was UTF-8."""
     return not any("\ud800" <= mark <= "\udfff" for mark in value)
 
 
 def read_rows(path: Path, dropped: Counter, all_accents: bool) -> list[Row]:
-    """Read the table, in an order that does not depend on the file's.
+    """Read the rows of the table, in an order that does not depend on the file's.
 
     With `all_accents` the column of accents may be missing.
     """
@@ -231,25 +234,25 @@ def sift_accents(
     dropped: Counter,
     path: Path,
 ) -> list[Row]:
-    """Name the accents that are asked for; leave out speakers that were given two, and more.
+    """Keep the rows of the requested accents, and set `name` and `group` of each.
 
-    Rows with no accent, or with several, say nothing of whether their speaker has one that is asked
-    for. Where other rows of the speaker name one that is, they are left out; otherwise they are
-    kept with the rows of other accents.
+    Speakers whose rows contradict each other are left out. A row with no accent or with several
+    does not show whether its speaker has a requested accent. If other rows of the speaker name a
+    requested accent, such a row is left out; otherwise it is kept with the rows of other accents.
 
     Args:
-        rows: what `read_rows` gave.
+        rows: what `read_rows` returned.
         names: name -> patterns.
-        others: whether accents without a name are asked for too.
-        unclear: whether, with them, rows without an accent or with several are.
+        others: whether accents without a name are requested too.
+        unclear: whether, along with `others`, rows with no accent or with several are requested.
         dropped: reason -> rows, added to.
-        path: the table they are from, for messages.
+        path: the table of the rows, for messages.
     """
-    # The group of each accent: its name, or itself behind a blank, which no name has.
+    # The group of each accent: its name, or the accent after a blank, which no name begins with.
     groups = {accent: name_of(accent, names) or f" {accent}" for accent in _accents(rows)}
-    said = {row.accents: {groups[accent] for accent in row.accents or ("",)} for row in rows}
-    # Of rows that say one thing, and not that there is no accent.
-    clear = {accents: min(own) for accents, own in said.items() if len(own) == 1 and own != {" "}}
+    found = {row.accents: {groups[accent] for accent in row.accents or ("",)} for row in rows}
+    # The group of rows whose accents are all of one group, and not empty.
+    clear = {accents: min(own) for accents, own in found.items() if len(own) == 1 and own != {" "}}
     speakers: dict[str, set[str]] = {row.speaker: set() for row in rows}
     for row in rows:
         if row.accents in clear:
@@ -274,12 +277,12 @@ def sift_accents(
 
 
 def _accents(rows: list[Row]) -> set[str]:
-    """Every accent that rows name, and "" of those that name none."""
+    """Return every accent that rows name, and "" if a row names none."""
     return {accent for row in rows for accent in row.accents or ("",)}
 
 
 def _check_names(rows: list[Row], names: dict[str, list[str]], there: set[str], path: Path) -> None:
-    """A `UserError` for a name of which there is no row."""
+    """Raise a `UserError` for a name whose accents no row has."""
     missing = sorted(names.keys() - there)
     if not missing:
         return
@@ -301,10 +304,10 @@ def _check_names(rows: list[Row], names: dict[str, list[str]], there: set[str], 
 def find_languages(rows: list[Row], folder: Path, given: str | None) -> None:
     """Set the language of every row: its `locale`, else the folder's name, else `--language`.
 
-    A locale, or a name, that is the code of no known language is none.
+    A locale or folder name that is not the code of a known language is ignored.
 
     Raises:
-        UserError: if there are rows that have none of the three.
+        UserError: if a row has none of the three.
     """
     default = folder.name if is_language(folder.name) else given or ""
     unknown = Counter(row.locale for row in rows if row.locale and not is_language(row.locale))
@@ -313,13 +316,13 @@ def find_languages(rows: list[Row], folder: Path, given: str | None) -> None:
     code = next((f"{code!r}" for code, _ in unknown.most_common()), "")
     if any(not row.locale for row in rows):
         problem = "neither a locale in the table nor the folder's name says which language it is"
-        problem += f": {code} is the code of none that is known" if unknown else ""
+        problem += f": {code} is not the code of a known language" if unknown else ""
         raise UserError(problem, path=folder, remedy="give --language, as in --language de")
     if unknown:
-        problem = f"the locale of {unknown.total()} rows, as {code}, is of no known language"
-        print(f"{folder}: {problem}: they are taken for {default}", file=sys.stderr)
+        problem = f"the locale of {unknown.total()} rows, such as {code}, is not a known language"
+        print(f"{folder}: {problem}: they are treated as {default}", file=sys.stderr)
     if given and not is_language(given):
-        problem = f"--language {given} is the code of no known language"
+        problem = f"--language {given} is not the code of a known language"
         print(f"{problem}: all letters are kept, and words have spaces", file=sys.stderr)
     others = Counter(row.locale for row in rows if row.locale != given)
     if given and others:
@@ -328,9 +331,9 @@ def find_languages(rows: list[Row], folder: Path, given: str | None) -> None:
 
 
 def usable(rows: list[Row], clips: Path, dropped: Counter, left_out: Counter) -> list[Row]:
-    """Keep the rows with words, and with a clip that is there; `clip` becomes its file name.
+    """Keep the rows that have words and an existing clip, and set `clip` to its file name.
 
-    The characters that sentences have and their words have not are added to `left_out`.
+    Characters of sentences that do not occur in their words are counted in `left_out`.
     """
     kept: dict[str, Row] = {}
     for row in rows:
@@ -354,7 +357,7 @@ def usable(rows: list[Row], clips: Path, dropped: Counter, left_out: Counter) ->
 
 
 def speaker_names(speakers: set[str]) -> dict[str, str]:
-    """client_id -> its first 8 hexadecimal digits, or as many more as tell it from the others."""
+    """Return client_id -> its first 8 hexadecimal digits, or as many more as make it unique."""
     digests = {
         speaker if re.fullmatch("[0-9a-f]{8,}", speaker) else sha256_of(speaker): speaker
         for speaker in speakers

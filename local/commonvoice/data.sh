@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Sourced by run.sh after utils/recipe.sh: what local/prepare.py is told of accents and training sets.
+# Sourced by run.sh after utils/recipe.sh: the options of local/prepare.py.
 # shellcheck disable=SC2034,SC2154  # run.sh's options; options
 
-# Defaults that depend on other options, and prepare.py's options: those of later versions only where
-# they are given, so that the options of older experiments stay as they were written down.
+# Set the defaults that depend on other options, and the options of prepare.py. Options of later
+# versions are passed only if the user gives them, so that recorded options of older experiments match.
 name_data() {
     local name
     check_word clients 'accent|speaker' unclear 'server|drop' common_sentences 'drop|keep'

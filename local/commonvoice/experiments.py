@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Print what a run trains, and what is made of that, one a line, its words separated by tabs.
+"""Print a run's experiments, one a line, the words of a line separated by tabs.
 
     experiments.py all --exp EXP --config YAML --seeds "0 1" --methods "fedavg decouplefl" [...]
 
-all      every experiment, for utils/waves.py: its folder, the one that it waits for, and what
-         `fedtools init` is told: the baseline of each seed, and every system, which begins with it
+all      every experiment, for utils/waves.py: its folder, the experiment it waits for, and the
+         options of `fedtools init`: the baseline of each seed, and every system, which starts from
+         it
 cross    the experiments of --methods, for `fedtools cross`: NAME=EXP
-sending  those whose clients send features: wave, folder, name, and the name of their picture; the
-         first of the same baseline and extractor is of wave 1, and leaves a decoder to others
+sending  the experiments whose clients send features: wave, folder, name, and name of the picture;
+         the first with a given baseline and extractor is in wave 1, and its decoder is reused by
+         the others
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ def experiments(systems: Systems, options: argparse.Namespace) -> Iterator[list[
         for system, path in paths(options.exp, systems.all, seed):
             method, train, sections = method_of(system), options.train, []
             for variant in variants_of(system):
-                # Labels that the baseline gave are transcripts of other data.
+                # The baseline's fixed labels are the transcripts of another data directory.
                 if variant == "fixed":
                     train, variant = f"{train}_fixed_seed{seed}", "transcripts"
                 sections += ["--section", f"variants.{variant}"]
             begun = init(options, seed, f"methods.{method}?", method, train, "valid")
             if "server_beam" in variants_of(system) and not systems.seq2seq:
-                # Whisper needs neither.
+                # Whisper needs neither a language model nor weights.
                 begun += ["--asset", f"lm={options.exp}/lm", "--asset", f"weights={baseline}"]
             start = ["--start", f"{baseline}/model.safetensors"]
             yield [path, baseline, *begun, *start, *sections]
@@ -47,12 +49,12 @@ def experiments(systems: Systems, options: argparse.Namespace) -> Iterator[list[
 def init(
     options: argparse.Namespace, seed: str, section: str, method: str, train: str, valid: str
 ) -> list[str]:
-    """What `fedtools init` is told of every experiment."""
-    told = ["--section", section, "--method", method, "--seed", seed]
-    told += ["--data", f"train={options.data}/{train}", "--data", f"valid={options.data}/{valid}"]
+    """Return the options of `fedtools init` that every experiment has."""
+    words = ["--section", section, "--method", method, "--seed", seed]
+    words += ["--data", f"train={options.data}/{train}", "--data", f"valid={options.data}/{valid}"]
     if options.pretrained:
-        told += ["--set", f"model.path={options.pretrained}"]
-    return [*told, "--asset", f"tokens={options.tokens or f'{options.exp}/tokens'}"]
+        words += ["--set", f"model.path={options.pretrained}"]
+    return [*words, "--asset", f"tokens={options.tokens or f'{options.exp}/tokens'}"]
 
 
 def cross(systems: Systems, options: argparse.Namespace) -> Iterator[list[str]]:
@@ -80,7 +82,7 @@ def main() -> None:
     parser.add_argument("--train", default="train", help="clients' data")
     parser.add_argument("--server-train", default="server_train", help="the baseline's data")
     parser.add_argument("--baseline", default="", help="the variant of the baseline, if any")
-    parser.add_argument("--tokens", default="", help="default: those that stage 3 makes")
+    parser.add_argument("--tokens", default="", help="default: the tokens of stage 3")
     parser.add_argument("--pretrained", default="", help="the folder of the model, if any")
     with exit_with_message("experiments.py"):
         systems, options = read(parser)

@@ -1,4 +1,4 @@
-"""How long clips are: as clip_durations.tsv tells, and as they are read."""
+"""Durations of clips, from clip_durations.tsv or from the audio."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fedtools.files.errors import UserError
 from fedtools.files.progress import counted
 
 TABLE = "clip_durations.tsv"
-# In s. Programs that measure MP3 differ by the encoder's delay, what fills the last frame, and an
-# Info frame taken for audio: less than 0.15 s at 16 kHz, 0.29 s at 8 kHz.
+# In seconds. Programs that measure MP3 differ by the encoder's delay, the padding of the last
+# frame, and an Info frame mistaken for audio: less than 0.15 s at 16 kHz, 0.29 s at 8 kHz.
 TOLERANCE = 0.3
-# Below so many clips a second process takes longer to start than to be of use.
+# Below this number of clips, starting another process takes longer than it saves.
 _CLIPS_EACH = 200
 _FAULTS = {
     "unreadable audio": "unreadable clip",
@@ -35,38 +35,38 @@ _FAULTS = {
 
 
 def measure(rows: list[Row], language: Path, jobs: int, dropped: Counter) -> list[Row]:
-    """Set the seconds of every row: as clip_durations.tsv tells, or else as the clip is read.
+    """Set the seconds of every row, from clip_durations.tsv or else from its clip.
 
     Args:
-        rows: what `corpus.usable` gave.
+        rows: what `corpus.usable` returned.
         language: the folder with the table and the clips.
-        jobs: how many processes read clips.
+        jobs: number of processes that read clips.
         dropped: reason -> rows, added to.
 
     Returns:
-        The rows without those whose clip was opened and cannot be used.
+        The rows, except those whose clip was opened and is unusable.
 
     Raises:
         UserError: if the table cannot be read.
     """
-    told = _read_table(language / TABLE, {row.clip for row in rows})
+    listed = _read_table(language / TABLE, {row.clip for row in rows})
     for row in rows:
-        row.seconds = told.get(row.clip, 0.0)
+        row.seconds = listed.get(row.clip, 0.0)
     return open_clips(rows, [row for row in rows if not row.seconds], language, jobs, dropped)
 
 
 def open_clips(
     rows: list[Row], wanted: list[Row], language: Path, jobs: int, dropped: Counter
 ) -> list[Row]:
-    """Open clips, and drop those that cannot be read or are not as long as their row tells.
+    """Open clips, and drop the rows whose clip is unreadable or differs in length from its row.
 
     Args:
-        rows: of which some clips are opened.
-        wanted: rows whose clips are; their `seconds` are set if they are 0.
+        rows: all rows.
+        wanted: the rows whose clips are opened; their `seconds` are set if they are 0.
         language, jobs, dropped: as for `measure`.
 
     Returns:
-        `rows` without those whose clip cannot be used.
+        `rows`, except those whose clip is unusable.
     """
     clips = [str(language / "clips" / row.clip) for row in wanted]
     faulty: set[str] = set()
@@ -85,15 +85,15 @@ def open_clips(
     return [row for row in rows if row.clip not in faulty]
 
 
-def _difference(seconds: float, told: float) -> str:
-    """Why a clip is not the one that the table tells of; empty if it is."""
-    if abs(seconds - told) <= TOLERANCE:
+def _difference(seconds: float, listed: float) -> str:
+    """Return how a clip's length differs from the table's, or "" if it does not."""
+    if abs(seconds - listed) <= TOLERANCE:
         return ""
-    return f"clip {'shorter' if seconds < told else 'longer'} than {TABLE} tells"
+    return f"clip {'shorter' if seconds < listed else 'longer'} than in {TABLE}"
 
 
 def length_of(clip: str) -> float | str:
-    """The length of a clip in seconds, or why it cannot be used."""
+    """Return the length of a clip in seconds, or why it is unusable."""
     try:
         return recording_seconds(clip) or "unreadable clip"
     except AudioError as error:
@@ -101,27 +101,27 @@ def length_of(clip: str) -> float | str:
 
 
 def _read_table(path: Path, wanted: set[str]) -> dict[str, float]:
-    """Clip -> seconds above 0 of the wanted clips; empty without the table."""
+    """Read clip -> seconds above 0 of the wanted clips; return {} if there is no table."""
     seconds: dict[str, float] = {}
     if not path.exists():
         return seconds
     for line, cells in enumerate(read_tsv(path, "clip", "duration[ms]"), 2):
         if cells and cells["clip"] in wanted:
             try:
-                told = float(cells["duration[ms]"]) / 1000
+                listed = float(cells["duration[ms]"]) / 1000
             except ValueError:
-                told = math.nan
-            if not math.isfinite(told):
+                listed = math.nan
+            if not math.isfinite(listed):
                 problem = f"{cells['duration[ms]']!r} is not a number"
                 raise UserError(problem, path=path, line=line)
-            if told > 0:
-                seconds[cells["clip"]] = told
+            if listed > 0:
+                seconds[cells["clip"]] = listed
     return seconds
 
 
 @contextmanager
 def _mapped(clips: list[str], jobs: int) -> Iterator[Iterator[float | str]]:
-    """`length_of` every clip, in their order, by as many processes as are of use."""
+    """Compute `length_of` every clip, in order, in as many processes as are of use."""
     jobs = min(jobs, 1 + len(clips) // _CLIPS_EACH)
     if jobs == 1:
         yield map(length_of, clips)
@@ -137,7 +137,7 @@ def _mapped(clips: list[str], jobs: int) -> Iterator[Iterator[float | str]]:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that began it is gone, however it ended."""
+    """End this process when its parent has ended, for whatever reason."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

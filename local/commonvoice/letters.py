@@ -1,4 +1,4 @@
-"""What sentences have and their words have not: told by character, so that no letter is missed."""
+"""A report of the characters that normalisation removes from sentences."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from fedtools.files.tables import format_table, write_tsv
 
 COLUMNS = ("character", "code", "name", "count")
-# Lines on the screen; the file has all.
+# Number of lines that are printed; the file has all of them.
 MOST = 20
 
 
 def report(path: Path, left_out: Counter[str]) -> None:
-    """Write the characters that were left out to a table, and print the first of them.
+    """Write a table of the characters that were left out, and print its first rows.
 
     Letters and marks come before punctuation, and the most frequent first.
     """
@@ -34,8 +34,8 @@ def _is_letter(mark: str) -> bool:
 
 
 def _described(mark: str) -> tuple[str, str, str]:
-    """A character as it can be shown, its code and its name."""
-    # A mark would sit on what stands before it.
+    """Return a character in printable form, its code and its name."""
+    # A combining mark needs a base, or it would combine with the preceding character.
     shown = "\u25cc" + mark if unicodedata.category(mark)[0] == "M" else mark
     name = unicodedata.name(mark, "control character").lower()
     return shown if shown.isprintable() else "-", f"U+{ord(mark):04X}", name

@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
-"""A small Common Voice, spoken by espeak-ng, in the layout of release 17 and later.
+"""Make a small Common Voice, spoken by espeak-ng, in the layout of release 17 and later.
 
     mini.py OUT
 
 writes OUT/cv-corpus-mini/en/{clips/*.mp3,validated.tsv,train.tsv,dev.tsv,test.tsv,
 clip_durations.tsv} and OUT/cv-corpus-mini/SHA256SUMS: 178 speakers of six accents (see
 local/voices.py), about two hours. The accents of Australia, England and India have six speakers
-each who say 40 sentences, to train on, and 26 who say 6: enough speakers for validation and test
-that intervals by speaker mean something. Those of the United States, Scotland and the West Indies
-have 60 speakers of 30 sentences, and 22 of 8. (prepare.py gives validation and test those who say
-little.) With --tests 60 each of the clients' accents has 60 speakers to test on, and 12 to
-validate on, who say 15 sentences each: another corpus, in which smaller differences can be told.
+each of 40 sentences, to train on, and 26 of 6, enough speakers for validation and test that
+confidence intervals by speaker are meaningful. The accents of the United States, Scotland and the
+West Indies have 60 speakers of 30 sentences, and 22 of 8. (prepare.py puts speakers of few
+sentences into validation and test.) With --tests 60 each of the clients' accents has 60 test
+speakers and 12 validation speakers of 15 sentences each: a different corpus, which resolves smaller
+differences.
 
 The sentences come from a small grammar, and no two are the same. Its words are chosen such that
-an accent matters: they come in groups that differ by the one sound that the accents move.
+an accent matters: they form groups that differ only in a sound that accents shift.
 
 The same seed gives the same bytes on the same machine. A second run checks every file by its hash
-and makes what is missing or damaged; so does the run after one that was killed.
+and makes what is missing or damaged, also after a run that was killed.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from pathlib import Path
 
 from fedtools.files.atomic import atomic_path, write_text
 
-# What the makers of all corpora share lies in the folder above; this one may be a link to ours.
+# Code that all mini corpora share is in the folder above; resolve() because this one may be a link.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 from synthesis import make_corpus, recipe_of, run
 from voices import RATE, Speaker, Synthesiser, make_speaker, random_of
 
-# Of each accent: speakers and sentences of each, for training, and for validation and test.
+# Accent -> (speakers, sentences per speaker) for training, and for validation and test.
 SPEAKERS = {
     "au": ((6, 40), (26, 6)),
     "en": ((6, 40), (26, 6)),
@@ -45,13 +46,13 @@ SPEAKERS = {
     "bermuda": ((12, 30), (6, 8)),
 }
 CLIENTS = ("au", "en", "in")
-# Of --tests N: what each of these speakers says, and one to validate on for so many to test on.
+# With --tests N: sentences per held-out speaker, and test speakers per validation speaker.
 SENTENCES, PER_VALID = 15, 5
 COLUMNS = (
     "client_id path sentence_id sentence sentence_domain up_votes down_votes age gender accents "
     "variant locale segment"
 ).split()
-# Groups that an accent moves into each other: pan pen pin (raised front vowels), bay boy, tail
+# Words that an accent makes sound alike: pan pen pin (raised front vowels), bay boy, tail
 # tile (FACE and PRICE), coat goat, pot bought (breath), vest west, wine vine (v and w), cart cot
 # cat (START), three free tree, hat at (h), ship sheep, ...
 WORDS = {
@@ -73,15 +74,15 @@ TEMPLATES = (
     "V D N C P D A N",
     "D N is A and not A",
 )
-"""Capitals stand for one of WORDS, the rest for itself."""
-# Clips begin as those of Common Voice do, with what ffmpeg writes. An Info frame, which would tell
-# how many frames follow, is not there either: LAME writes none at 32 kbit/s.
+"""A capital stands for a word of WORDS; lower-case words are literal."""
+# Clips begin as those of Common Voice do, with ffmpeg's ID3 tag. Neither has an Info frame, which
+# would give the number of frames: LAME writes none at 32 kbit/s.
 TAG = b"ID3\x04\0\0\0\0\0\x23TSSE\0\0\0\x0f\0\0\x03Lavf57.83.100\0" + bytes(10)
 
 
 @dataclass(frozen=True)
 class Clip:
-    """One utterance of the corpus that is to be made."""
+    """An utterance of the corpus."""
 
     name: str
     speaker: Speaker
@@ -89,11 +90,11 @@ class Clip:
     part: str
 
     def row(self) -> str:
-        """The line of validated.tsv."""
+        """Return the clip's line of validated.tsv."""
         sentence_id = hash_of(self.sentence.encode()).hexdigest()
         spoken = self.sentence.capitalize() + "."
         speaker = self.speaker
-        # As in a real release, a third of the speakers do not tell their sex, or their age.
+        # As in a real release, a third of the speakers give no gender, and a third no age.
         digits = int(speaker.client_id[:8], 16)
         age = speaker.age if digits % 3 else ""
         gender = speaker.gender if digits // 3 % 3 else ""
@@ -102,7 +103,7 @@ class Clip:
 
 
 def sentences(seed: int) -> Iterator[str]:
-    """Yield sentences of the grammar, no two the same."""
+    """Yield distinct sentences of the grammar."""
     random = random_of(seed, "sentences")
     choices = {kind: words.split() for kind, words in WORDS.items()}
     seen: set[str] = set()
@@ -115,10 +116,10 @@ def sentences(seed: int) -> Iterator[str]:
 
 
 def plan(seed: int, most: int, tests: int = 0) -> list[Clip]:
-    """The clips of the corpus, at most so many of a speaker.
+    """Return the clips of the corpus, at most `most` per speaker.
 
-    With `tests`, so many speakers of each of the clients' accents are to be tested on. Those who
-    say little are in dev.tsv and test.tsv by turns, the others in train.tsv.
+    `tests` is the number of test speakers of each of the clients' accents; 0 for the default.
+    Speakers of few sentences are in dev.tsv and test.tsv alternately, the others in train.tsv.
     """
     source = sentences(seed)
     clips = []
@@ -135,7 +136,7 @@ def plan(seed: int, most: int, tests: int = 0) -> list[Clip]:
 
 
 def speak(synthesiser: Synthesiser, clip: Clip, path: Path) -> None:
-    """Make one clip."""
+    """Synthesise a clip and write it as MP3."""
     import soundfile
 
     wave = synthesiser.speak(clip.sentence, clip.speaker, clip.name)
@@ -170,13 +171,13 @@ def write_tables(clips: list[Clip], language: Path) -> None:
 
 
 def make(corpus: Path, seed: int, most: int, jobs: int, tests: int) -> None:
-    """Make the corpus, or what of it is missing or damaged."""
-    clips, said = plan(seed, most, tests), [f"seed {seed}", f"most {most}"]
-    said += [f"tests {tests}"] * bool(tests)
+    """Make the corpus, or its missing and damaged files."""
+    clips, arguments = plan(seed, most, tests), [f"seed {seed}", f"most {most}"]
+    arguments += [f"tests {tests}"] * bool(tests)
     tables = [f"en/{name}.tsv" for name in ("validated", "train", "dev", "test", "clip_durations")]
     make_corpus(
         corpus,
-        recipe_of(said, __file__),
+        recipe_of(arguments, __file__),
         {f"en/clips/{clip.name}": clip for clip in clips},
         speak,
         tables,
@@ -187,5 +188,5 @@ def make(corpus: Path, seed: int, most: int, jobs: int, tests: int) -> None:
 
 if __name__ == "__main__":
     description = "Make a small Common Voice with espeak-ng."
-    told = f"speakers of each of the clients' accents for tests, {SENTENCES} sentences each"
-    run(__file__, description, "cv-corpus-mini", 40, "sentences", make, {"tests": told})
+    tests = f"test speakers of each of the clients' accents, {SENTENCES} sentences each"
+    run(__file__, description, "cv-corpus-mini", 40, "sentences", make, {"tests": tests})

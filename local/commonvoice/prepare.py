@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Common Voice -> data directories: one client for each accent, and labelled data for the server.
+"""Make data directories of Common Voice: a client for each accent, and the server's labelled data.
 
     prepare.py CORPUS OUT --accents au=australia,en=england,in=indian
 
 writes OUT/{train,valid,test}, where the client of an utterance is the name of its accent, and
 OUT/{server_train,server_valid,server_test}, by default from speakers of all other accents and from
-those who name none, or several. No speaker is in two of the six, and no sentence of the clients'
-valid and test is in train or server_train (see choose.py). The clients' split is that of
-Decouple-FL (section 4.1): 100 h, 10 h and 10 h, a third for each accent. An accent that has less
-gives all it has, in that ratio.
+those who name none, or several. No speaker is in two of the six sets, and no sentence of the
+clients' valid and test is in train or server_train (see choose.py). The clients' split is that of
+Decouple-FL (section 4.1): 100 h, 10 h and 10 h, a third for each accent. An accent with less speech
+contributes all of it, in that ratio.
 
-What the releases do differently, read from `validated.tsv`, `clips/` and `clip_durations.tsv`:
+Input is `validated.tsv`, `clips/` and `clip_durations.tsv`. Releases differ:
 
 1       `path` is a long hash without ".mp3".
 2-4     `accent` holds a code (australia, england, indian, us); `path` mostly without ".mp3".
@@ -22,12 +22,13 @@ What the releases do differently, read from `validated.tsv`, `clips/` and `clip_
 13-16   as 11. From 14 on there is `clip_durations.tsv`: clip, duration[ms].
 17      `sentence_id` comes after `path`, and so moves `sentence`; `sentence_domain`, `variant`.
 18-     genders read `male_masculine`, `female_feminine`, and others.
-all     quotation marks are ordinary characters; a clip may be missing, empty or damaged; one
-        speaker may have been given two accents or two genders.
+all     quotation marks are ordinary characters; a clip may be missing, empty or damaged; a speaker
+        may have two accents or two genders.
 
 Text becomes lower-case words by the rules of the row's language (fedtools/files/spoken.py), which
-utt2lang names. Rows whose words cannot be known from the text (digits, "&") are dropped, and what
-is left out of the others is told by character. The audio stays as it is: wav.scp names the clips.
+utt2lang names. Rows whose words cannot be known from the text (digits, "&") are dropped, and the
+characters that are removed from the others are reported. The audio is not converted: wav.scp names
+the clips.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ from fedtools.files.languages import is_code
 from fedtools.files.sections import Corpus
 from fedtools.files.units import UTT2LANG
 
-# Clips that are longer rarely are one sentence; of frames of 40 ms, CTC writes no more characters.
+# Longer clips are rarely a single sentence. With frames of 40 ms, CTC outputs at most 25 characters
+# a second.
 LONG_SECONDS, FAST_CHARACTERS = 30, 25
-# Why a row that nobody asked for is left out; every other reason is a fault of the corpus.
+# Reasons to leave out rows that were not requested; every other reason is a fault of the corpus.
 NOT_ASKED = (
     "no accent",
     "several accents",
@@ -69,9 +71,9 @@ NOT_ASKED = (
 def choose_readable(
     rows: list[Row], options: argparse.Namespace, language: Path, dropped: Counter
 ) -> dict[str, list[Row]]:
-    """Choose the six sets, again without those clips that turn out to be no audio, or cut off.
+    """Choose the six sets, repeating the choice without clips that turn out to be faulty.
 
-    Only what is chosen is opened: a release has far more clips than a run asks for.
+    Only chosen clips are opened: a release has far more clips than a run needs.
     """
     while True:
         left_out: Counter = Counter()
@@ -90,7 +92,7 @@ def choose_readable(
 
 
 def data_dir(path: Path, rows: list[Row], clips: Path, clients: bool) -> DataDir:
-    """The tables of one set; the id of an utterance is <accent>-<speaker>-<number of the clip>."""
+    """Build a set's tables, with utterance ids <accent>-<speaker>-<number of the clip>."""
     data = DataDir(path, others={UTT2LANG: {}})
     for row in rows:
         number = re.search(r"_([0-9]{1,20})\.mp3$", row.clip)
@@ -109,7 +111,7 @@ def data_dir(path: Path, rows: list[Row], clips: Path, clients: bool) -> DataDir
 
 
 def genders_of(rows: list[Row]) -> dict[str, str]:
-    """speaker -> m or f, for the speakers whose rows name one of the two and not both."""
+    """Return speaker -> m or f, for speakers whose rows name exactly one of the two."""
     named: dict[str, set[str]] = {}
     for row in rows:
         if row.gender in ("male", "female"):
@@ -121,7 +123,7 @@ def genders_of(rows: list[Row]) -> dict[str, str]:
 
 
 def write_sets(out: Path, sets: dict[str, list[Row]], clips: Path) -> None:
-    """Write six whole data directories beside their final names, then put them in their places."""
+    """Write the six data directories under temporary names, then move them into place."""
     genders = genders_of([row for rows in sets.values() for row in rows])
     try:
         for name, rows in sets.items():
@@ -153,7 +155,7 @@ def three_hours(text: str) -> list[float]:
     except ValueError:
         hours = []
     if len(hours) != 3 or not all(0 < value < math.inf for value in hours):
-        raise argparse.ArgumentTypeError("three hours above 0 are wanted, as in 100,10,10")
+        raise argparse.ArgumentTypeError("expected three hours above 0, such as 100,10,10")
     return hours
 
 
@@ -164,14 +166,14 @@ def limit(text: str) -> float:
     except ValueError:
         value = -1.0
     if not value >= 0:
-        raise argparse.ArgumentTypeError("a number from 0 is wanted, as in 0.5")
+        raise argparse.ArgumentTypeError("expected a number of at least 0, such as 0.5")
     return value
 
 
 def count(text: str) -> int:
     """Read a whole number above 0."""
     if not re.fullmatch("[1-9][0-9]{0,3}", text):
-        raise argparse.ArgumentTypeError("a whole number above 0 is wanted, as in 4")
+        raise argparse.ArgumentTypeError("expected a whole number above 0, such as 4")
     return int(text)
 
 
@@ -182,14 +184,14 @@ def fraction(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError("a number above 0 and at most 1 is wanted, as in 0.4")
+        raise argparse.ArgumentTypeError("expected a number above 0 and at most 1, such as 0.4")
     return value
 
 
 def language_code(text: str) -> str:
     """Read the code of a language."""
     if not is_code(text):
-        raise argparse.ArgumentTypeError("the code of a language is wanted, as in de or zh-CN")
+        raise argparse.ArgumentTypeError("expected the code of a language, such as de or zh-CN")
     return text
 
 
@@ -211,28 +213,28 @@ NAME= is named by its code, or else by its letters. Examples:
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
-    """Add what training sets leave out; validation and test sets stay as they are."""
+    """Add the options that restrict training sets, not validation and test sets."""
     add = parser.add_argument
     add(
         "--common-sentences",
         choices=("drop", "keep"),
         default="drop",
-        help="what train and server_train do with sentences of valid and test; keep: of a closed "
-        "vocabulary, such as digits (default: drop)",
+        help="what to do with sentences of valid and test in train and server_train; keep them for "
+        "a closed vocabulary, such as digits (default: drop)",
     )
     for name, least, most, unit in (
         ("seconds", "shorter", "longer", "S"),
-        ("chars-per-second", "of fewer characters, blanks included,", "of more", "X"),
+        ("chars-per-second", "with fewer characters (spaces included)", "with more", "X"),
     ):
-        told = "leave training clips {} than this out (default: none)"
-        add(f"--min-{name}", type=limit, default=0.0, metavar=unit, help=told.format(least))
-        add(f"--max-{name}", type=limit, default=math.inf, metavar=unit, help=told.format(most))
+        text = "leave out training clips {} than this (default: no limit)"
+        add(f"--min-{name}", type=limit, default=0.0, metavar=unit, help=text.format(least))
+        add(f"--max-{name}", type=limit, default=math.inf, metavar=unit, help=text.format(most))
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
     """Read the command line; wrong usage exits 2."""
     parser = argparse.ArgumentParser(
-        description="Common Voice -> data directories: clients by accent, and the server's data.",
+        description="Make data directories of Common Voice: clients by accent, and server data.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -250,7 +252,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     hours += f"{','.join(map(str, Corpus.hours))})"
     default = [float(value) for value in Corpus.hours]
     add("--hours", type=three_hours, default=default, metavar="H,H,H", help=hours)
-    hours = "the same of the server's data (default: as --hours)"
+    hours = "the same for the server's data (default: as --hours)"
     add("--server-hours", type=three_hours, metavar="H,H,H", help=hours)
     server = parser.add_mutually_exclusive_group()
     server.add_argument(
@@ -264,21 +266,21 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         "--server-fraction",
         type=fraction,
         metavar="X",
-        help="instead: the server gets this share of the speakers of each client's accent",
+        help="instead: the server gets this fraction of the speakers of each client's accent",
     )
-    languages = "the language, where neither the table's locale nor the folder's name says it"
+    languages = "the language, if neither the table's locale nor the folder's name shows it"
     add("--language", type=language_code, metavar="CODE", help=languages)
     add(
         "--unclear",
         choices=("server", "drop"),
         default="server",
-        help="rows with no accent or several, of speakers who name none of --accents: with those "
-        "of all other accents the server's (default), or dropped",
+        help="rows with no accent or several, of speakers who name none of --accents: give them to "
+        "the server, as those of all other accents (default), or drop them",
     )
-    share = "ask first those who make up no more than this share of a valid or test set "
-    share += "(default: 0.1), for sets of many speakers who say little"
+    share = "choose speakers who make up at most this fraction of a valid or test set first "
+    share += "(default: 0.1), for sets of many speakers with little speech"
     add("--speaker-share", type=fraction, default=0.0, metavar="X", help=share)
-    add("--seed", type=int, default=0, help="decides who is in which set (default: 0)")
+    add("--seed", type=int, default=0, help="random seed of the split (default: 0)")
     add_training_options(parser)
     jobs = "processes that open clips; no result depends on it (default: 1)"
     add("--nj", type=count, default=1, metavar="N", help=jobs)
@@ -287,7 +289,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         type=fraction,
         default=0.5,
         metavar="X",
-        help="fail if more than this share of the rows that are asked for is faulty (default: 0.5)",
+        help="fail if more than this fraction of the requested rows is faulty (default: 0.5)",
     )
     options = parser.parse_args(arguments)
     if twice := sorted(options.accents.keys() & options.server.keys()):
@@ -296,7 +298,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
 
 
 def warn_of_odd_clips(rows: list[Row]) -> None:
-    """Say how many training clips are of a kind that recipes usually leave out."""
+    """Warn of training clips that recipes usually leave out."""
     long = sum(row.seconds > LONG_SECONDS for row in rows)
     fast = sum(len(row.sentence) > FAST_CHARACTERS * row.seconds for row in rows)
     if long or fast:
@@ -329,7 +331,7 @@ def report(sets: dict[str, list[Row]], dropped: Counter, options: argparse.Names
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Read the corpus, choose the six sets, write them, and say what was kept and dropped."""
+    """Read the corpus, choose and write the six sets, and report what was kept and dropped."""
     language = corpus.find_language(options.corpus)
     clips, table = language / "clips", language / "validated.tsv"
     dropped: Counter = Counter()
@@ -352,7 +354,7 @@ def prepare(options: argparse.Namespace) -> None:
         raise UserError(
             f"{faults} of {asked} rows are faulty ({told(dropped)})",
             path=language,
-            remedy="mend the corpus or raise --max-drop",
+            remedy="repair the corpus or raise --max-drop",
         )
     write_sets(options.out, sets, clips)
     letters.report(options.out / "left_out.tsv", left_out)

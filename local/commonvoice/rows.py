@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Print what `fedtools report` is told of a run's tables, one argument a line.
+"""Print the arguments of `fedtools report` for a run's tables, one a line.
 
     rows.py --pictures PREFIX --exp EXP --config YAML --seeds "0 1" --methods "fedavg" [...]
 
-PREFIX is how the names of the report's pictures begin.
+PREFIX is the beginning of the names of the report's pictures.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ TRAINED_ON = {
     "transcripts": "their transcripts",
 }
 BYTES = (
-    "Of Zhu et al.'s bytes, FedAvg's 20.70 GB fit what one client sends and gets (Comm./client), "
-    "and DecoupleFL's 2.35 GB what all three send (Comm.)."
+    "In Zhu et al., FedAvg's 20.70 GB match what one client sends and receives (Comm./client), and "
+    "DecoupleFL's 2.35 GB match what all three clients send (Comm.)."
 )
 STAGE_2 = {
-    "server_beam": "Server beam: stage 2 is on what the server's own beam search heard in the "
-    "features sent, once, with its n-gram and weights of its own validation data.",
-    "server_transcripts": "Server transcripts: stage 2 is on transcripts, which no client would "
-    "send; a bound.",
+    "server_beam": "Server beam: stage 2 is trained on the server's own hypotheses for the features"
+    " sent, from one beam search with its n-gram and weights tuned on its own validation data.",
+    "server_transcripts": "Server transcripts: stage 2 is trained on transcripts, which no client "
+    "would send; a bound.",
 }
 TABLES = {
     "stage2": "what DecoupleFL's stage 2 is trained on",
     **{table: f"table {table} of Zhu et al." for table in "245"},
 }
-NEWCOMERS = "newcomers, on what follows their first seconds"
+NEWCOMERS = "newcomers, on their speech after the first seconds"
 ATTACKS = (
     "attacks on the features that clients send: means over clients, with 95 % intervals by "
     "bootstrap over speakers; README.md says what they are"
@@ -44,25 +44,25 @@ ATTACKS = (
 
 
 def note(systems: Systems, options: argparse.Namespace) -> str:
-    """What stands below the main table."""
-    said = [f"On clients' speech, models are trained on {TRAINED_ON[systems.labels]}."]
+    """Return the note below the main table."""
+    parts = [f"On clients' speech, models are trained on {TRAINED_ON[systems.labels]}."]
     if systems.labels != "continuous" and systems.sending:
-        said.append("DecoupleFL's stage 2 is trained on a teacher's labels of the features sent:")
-        said.append("transcripts stay.")
+        parts.append("DecoupleFL's stage 2 is trained on a teacher's labels of the features sent:")
+        parts.append("transcripts stay at the clients.")
     variants = {one for system in systems.all for one in variants_of(system)}
-    said += [what for name, what in STAGE_2.items() if name in variants]
+    parts += [what for name, what in STAGE_2.items() if name in variants]
     if any(method_of(system) == "decouplefl" for system in systems.main):
-        said.append(BYTES)
+        parts.append(BYTES)
     if options.clients == "speaker":
         epochs = lookup(options.config, "newcomers.epochs")
-        said.append("Speakers of the test are no clients: they are scored with what all clients")
-        said.append("share; layers that are personal are the baseline's. '..., adapted' takes")
-        said.append(f"{epochs} epochs more, at each newcomer.")
-    return " ".join(said)
+        parts.append("Test speakers are not clients: they are scored with the layers that all")
+        parts.append("clients share and the baseline's personal layers. '..., adapted' takes")
+        parts.append(f"{epochs} more epochs at each newcomer.")
+    return " ".join(parts)
 
 
 def rows(systems: Systems, options: argparse.Namespace, seed: str) -> Iterator[tuple[str, str]]:
-    """Yield the options that name what was scored, of one seed."""
+    """Yield the report's options that name the scored systems of a seed."""
     baseline = f"{options.exp}/baseline/seed{seed}"
     yield "--row", f"Baseline=:{baseline}/decode_test"
     served = "the baseline on the server's own accents"
@@ -84,7 +84,7 @@ def rows(systems: Systems, options: argparse.Namespace, seed: str) -> Iterator[t
 
 
 def in_table(systems: Systems, table: str, system: str) -> str:
-    """The name of a system in one of the further tables; table 2 tells all labels."""
+    """Return the name of a system in a further table; table 2 names all labels."""
     if table != "2":
         return systems.unlabelled(system)
     return system if variants_of(system) else f"{method_of(system)}+{systems.own_labels}"
@@ -95,8 +95,8 @@ def extras(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     crossed = Path(options.exp) / "cross.tsv"
     if crossed.exists() and (text := crossed.read_text(encoding="utf-8")):
         rate = text.split("\n", 1)[0].split()[-1].upper()
-        said = f"each client's model on each client's test data, {rate} by greedy search, %"
-        yield "--picture", f"{said}={options.pictures}-cross.png"
+        caption = f"each client's model on each client's test data, {rate} by greedy search, %"
+        yield "--picture", f"{caption}={options.pictures}-cross.png"
     if not options.attacks:
         return
     yield "--table", f"{ATTACKS}={options.exp}/attacks.tsv"

@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# Sourced by run.sh after utils/asr_steps.sh: its longer steps, with its options and folders.
+# Sourced by run.sh after utils/asr_steps.sh: its longer steps, which use its options and folders.
 # shellcheck disable=SC2154  # run.sh's options and folders, and the commands of cmd.sh
 
-# The folders of the experiments: all, the baselines, which wait for nothing, or the systems.
+# Print the folders of all experiments, of the baselines (which wait for nothing), or of the systems.
 listed() { # all, baselines, systems
     awk -F '\t' -v which="$1" '
         which == "all" || ($2 == "-") == (which == "baselines") { print $1 }' <<<"${planned}"
 }
 
-# Labels that do not change: the baselines' hypotheses of the training data, by beam search with the
-# n-gram and the weights that suit it on validation data.
+# Make fixed labels: the baselines' hypotheses of the training data, by beam search with the n-gram and
+# the weights tuned on validation data.
 label_train() {
     local path set weights
     log "Stage 5: the baselines' labels of ${trained}"
@@ -28,8 +28,8 @@ label_train() {
     done | each "${cpu_cmd}" relabel fedtools relabel
 }
 
-# LM weight and word score of the search by which a server labels what clients send: those that suit its
-# own validation data.
+# Tune the LM weight and word score of the search with which a server labels the features that clients
+# send, on the server's own validation data.
 tune_server() {
     local path
     log "Stage 5: weights of the servers' search"
@@ -40,8 +40,8 @@ tune_server() {
     show server.tune
 }
 
-# How long the first round of each system takes, of the first seed, one after the other, and from that
-# what all rounds of all seeds would take. The run that follows goes on from these rounds.
+# Time the first round of each system for the first seed, one after the other, and estimate the time of
+# all rounds of all seeds. The full run then continues from these rounds.
 time_rounds() {
     local job jobs path rounds begun spent total=0 number
     number=$(wc -w <<<"${seeds}")
@@ -51,7 +51,7 @@ time_rounds() {
     for job in "${jobs[@]}"; do
         path=$(sed -n "${job}p" "${list}" | cut -f 2)
         [ ! -e "${path}/round_0001/.done" ] ||
-            fail 1 "${path}: round 1 is complete, so there is nothing to be timed; give another --tag"
+            fail 1 "${path}: round 1 is complete, so there is nothing to time; give another --tag"
         begun=${EPOCHREALTIME/./}
         ${train_cmd} "${exp}/log/time.${job}.log" utils/line.sh "${list}" "${job}" utils/train.sh \
             --config "${config}" --ngpu "${ngpu}" --nj "${nj}" --steps "init rounds" --to 1 \
@@ -59,9 +59,9 @@ time_rounds() {
         spent=$(((${EPOCHREALTIME/./} - begun) / 100000))
         rounds=$(sed -n 's/^rounds: //p' "${path}/config.yaml")
         total=$((total + spent * rounds * number))
-        log "${path}: a round in $((spent / 10)).$((spent % 10)) s, and there are ${rounds}"
+        log "${path}: $((spent / 10)).$((spent % 10)) s a round, ${rounds} rounds"
     done
-    log "In all $((total / 600)) minutes for ${number} seeds, without baselines, decoding and attacks"
+    log "Total: $((total / 600)) minutes for ${number} seeds, without baselines, decoding and attacks"
 }
 
 decode_sets() {
@@ -87,13 +87,13 @@ score_sets() {
     show compare
 }
 
-# What the features that DecoupleFL's clients send give away.
+# Attack the features that DecoupleFL's clients send.
 attack_features() {
     local wave path name picture drawn merged=() attacks=${exp}/log/attacks
     rm -f "${pictures}"-tsne-*.png
     mkdir -p "${exp}/log"
     local/experiments.py sending "${chosen[@]}" >"${attacks}.sending"
-    log "Stage 8: attacks on what the clients of $(wc -l <"${attacks}.sending") experiments sent"
+    log "Stage 8: attacks on the features that clients of $(wc -l <"${attacks}.sending") experiments sent"
     for wave in 1 2; do
         awk -F '\t' -v OFS='\t' -v wave="${wave}" '$1 == wave { print $2, $2 "/attacks" }' \
             "${attacks}.sending" >"${attacks}${wave}.list"
@@ -104,7 +104,7 @@ attack_features() {
     done
     while IFS=$'\t' read -r _ path name picture; do
         merged+=("${name}=${path}/attacks/attacks.tsv")
-        # Figure 4 is of one client.
+        # Figure 4 shows one client.
         drawn=("${path}"/attacks/tsne.*.png)
         [[ ${path##*/} != "seed${seeds%% *}" || ! -s ${drawn[0]} ]] ||
             cp "${drawn[0]}" "${pictures}-tsne-${picture}.png"
@@ -121,8 +121,8 @@ cross() {
         "${named[@]}" --plot "${pictures}-cross.png" --ngpu "${ngpu}"
 }
 
-# A newcomer, whose speech no training has heard: with what all share, and adapted to the first
-# seconds of its own. Both are scored on the rest of it.
+# Score newcomers, whose speech is in no training set, with the shared layers and with a model adapted
+# to their first seconds; both are scored on the rest of their speech.
 newcomers() {
     local epochs part path wide set=${data}/test
     epochs=$(setting newcomers.epochs)

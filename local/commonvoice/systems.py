@@ -1,7 +1,7 @@
-"""The systems of a run, their variants, and what they are called.
+"""The systems of a run, their variants, and their names.
 
 A system is a method with variants, "decouplefl+cnn+sit": the configuration's sections
-methods.decouplefl, variants.cnn and variants.sit, laid over the rest in this order.
+methods.decouplefl, variants.cnn and variants.sit, which override the rest in this order.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from fedtools.files.sections import Newcomers
 from fedtools.models.pretrained.options import is_seq2seq
 
 LABELS = ("transcripts", "continuous", "fixed")
-# What the server's stage 2 is trained on, in place of a teacher's labels.
+# Variants whose stage 2 at the server is trained on labels other than a teacher's.
 SERVER_LABELS = ("+server_beam", "+server_transcripts")
 # Methods whose clients have an extractor of their own.
 WITH_EXTRACTOR = ("fedextract", "decouplefl", "joint")
 
 
 class UsageError(Exception):
-    """Options that do not go together, in one line."""
+    """An invalid combination of options, described in one line."""
 
 
 def method_of(system: str) -> str:
-    """The method's part of a system's name."""
+    """Return the method's part of a system's name."""
     return system.partition("+")[0]
 
 
 def variants_of(system: str) -> list[str]:
-    """The names of a system's variants."""
+    """Return the names of a system's variants."""
     return system.split("+")[1:]
 
 
 def title(system: str) -> str:
-    """What a system is called in tables: its method's title, which {} stands for, and variants."""
+    """Return a system's name in tables: {} for the method's title, and the variants."""
     return "".join(["{}", *(f", {one.replace('_', ' ')}" for one in variants_of(system))])
 
 
 def check_methods(names: Iterable[str]) -> None:
-    """Insist that methods, also those of $FEDTOOLS_PATH, can train speech recognition."""
+    """Raise `UsageError` unless all methods, also of $FEDTOOLS_PATH, train speech recognition."""
     command = ["fedtools", "methods", "--task", "asr", *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -53,19 +53,19 @@ def check_methods(names: Iterable[str]) -> None:
 
 
 def paths(exp: str, systems: Iterable[str], seed: str) -> list[tuple[str, str]]:
-    """Each system's name and folder, of one seed."""
+    """Return each system's name and its folder of a seed."""
     return [(system, f"{exp}/{system}/seed{seed}") for system in systems]
 
 
 class Systems:
-    """The systems that options of run.sh ask for; `UsageError` if they do not go together.
+    """The systems that run.sh's options select; raises `UsageError` for an invalid combination.
 
     Attributes:
         options: as `add_options` declares them.
-        labels: what clients train on.
-        own_labels: what the configuration says of it; a system of these has no variant for them.
-        main: those of --methods, with the variants of other options.
-        all: these and those of further tables, each once.
+        labels: the labels that clients train on.
+        own_labels: the configuration's labels; systems trained on these have no variant for them.
+        main: the systems of --methods, with the variants of other options.
+        all: the systems of `main` and of further tables, each once.
     """
 
     def __init__(self, options: argparse.Namespace):
@@ -83,16 +83,16 @@ class Systems:
         self._check_variants()
 
     def labelled(self, labels: str) -> str:
-        """The variant of a system that is trained on such labels; none for the default."""
+        """Return the variant for a kind of labels, "" for the configuration's."""
         return "" if labels == self.own_labels else f"+{labels}"
 
     def unlabelled(self, system: str) -> str:
-        """A system's name without the labels that all of --methods are trained on."""
+        """Return a system's name without the labels that all of --methods are trained on."""
         return system.removesuffix(self.labelled(self.labels))
 
     @cached_property
     def of_table(self) -> dict[str, list[str]]:
-        """The systems of the paper's further tables, and of one of its stage 2."""
+        """Return the systems of the paper's further tables, and of the table on stage 2."""
         end = self.labelled(self.labels)
         return {
             "2": [f"centralized{self.labelled(labels)}" for labels in ("fixed", "continuous")],
@@ -106,23 +106,23 @@ class Systems:
 
     @property
     def seq2seq(self) -> bool:
-        """Whether models have a decoder of their own, as Whisper."""
+        """Return whether models have their own decoder, like Whisper."""
         return is_seq2seq(read_yaml(self.options.config).get("model", {}))
 
     @cached_property
     def sending(self) -> list[str]:
-        """Those whose clients send features."""
+        """Return the systems whose clients send features."""
         mine = [system for system in self.all if method_of(system) == "decouplefl"]
         return [system for system in mine if "no_stage2" not in variants_of(system)]
 
     def _chosen(self, method: str) -> str:
-        """The system of a word of --methods, with the variants that other options add to it."""
+        """Return the system for a word of --methods, with the variants that other options add."""
         options, name = self.options, method_of(method)
         labels = [variant for variant in variants_of(method) if variant in LABELS]
         if labels and not method.endswith(f"+{labels[0]}"):
-            raise UsageError(f"--methods {method}: labels stand behind all other variants")
+            raise UsageError(f"--methods {method}: labels must come after all other variants")
         if labels and (options.sit or options.extractor):
-            raise UsageError(f"--methods {method}: give +sit and +cnn by name where labels are")
+            raise UsageError(f"--methods {method}: with labels here, add +sit and +cnn here too")
         if options.extractor and name in WITH_EXTRACTOR:
             method += f"+{options.extractor}"
         if options.sit and name == "decouplefl":
@@ -140,18 +140,18 @@ class Systems:
         if options.sit and not self._has("sit", self.main):
             raise UsageError("--sit true: no decouplefl among --methods")
         if self.labels == "fixed" and self._has("server_transcripts", self.all):
-            problem = "data of --labels fixed have no transcripts for server_transcripts"
+            problem = "the data of --labels fixed has no transcripts for server_transcripts"
             raise UsageError(f"{problem} (--methods, --tables stage2)")
         if options.attacks and not self.sending:
-            problem = "no DecoupleFL among --methods and --tables that sends features"
+            problem = "no system of --methods and --tables sends features (DecoupleFL does)"
             raise UsageError(f"--attacks true: {problem}")
 
     def _check_clients(self) -> None:
-        """Refuse what clients that are speakers cannot do."""
+        """Raise `UsageError` for options that do not work with speakers as clients."""
         seconds = self.options.newcomer_seconds
         number = re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", seconds)
         if not number or float(seconds) < 0.1:
-            raise UsageError(f"--newcomer_seconds: '{seconds}' is not a number from 0.1 on")
+            raise UsageError(f"--newcomer_seconds: '{seconds}' is not a number of at least 0.1")
         if self.options.clients == "accent":
             return
         problem = ""
@@ -160,14 +160,14 @@ class Systems:
         elif any(system.startswith("joint") for system in self.all):
             problem = "joint (--methods, --tables 4) holds every client's model in memory"
         elif self._has("sit", self.all):
-            problem = "a client of one speaker has none to be invariant to"
+            problem = "a client of one speaker has no other speaker to be invariant to"
             problem += " (--sit true, +sit, --tables 5)"
         if problem:
             raise UsageError(f"--clients speaker: {problem}")
 
     def _check_variants(self) -> None:
         variants = [name for system in self.all for name in variants_of(system)]
-        # Of fixed labels, transcripts are made.
+        # Fixed labels are stored as transcripts, so they use that variant's section.
         for name in dict.fromkeys("transcripts" if one == "fixed" else one for one in variants):
             try:
                 lookup(self.options.config, f"variants.{name}")
@@ -176,7 +176,7 @@ class Systems:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of run.sh that systems depend on."""
+    """Add run.sh's options that systems depend on."""
 
     def words(text: str) -> list[str]:
         return text.split()
@@ -195,7 +195,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read(parser: argparse.ArgumentParser) -> tuple[Systems, argparse.Namespace]:
-    """Read a command line; options that do not go together end the program with status 2."""
+    """Read the command line; exit with status 2 on an invalid combination of options."""
     add_options(parser)
     options = parser.parse_args()
     try:

@@ -1,4 +1,4 @@
-"""Reading Speech Commands: its words and clips, its two lists, its noise, and the test archive."""
+"""A reader of Speech Commands: its words, clips, two lists, noise, and the test archive."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from fedtools.files.text_files import TABLE, read_bytes
 SETS = ("train", "valid", "test")
 LISTS = {"valid": "validation_list.txt", "test": "testing_list.txt"}
 NOISE, SILENCE, UNKNOWN = "_background_noise_", "_silence_", "_unknown_"
-# The speaker is a hash of who it was in Google's corpus, and a number in others in its layout. In
-# the test archive, a clip of an unknown word may say before it which one.
+# The speaker is a hash of the speaker's identity in Google's corpus, and may be a number in other
+# corpora of this layout. In the test archive, names of clips of unknown words may begin with the
+# word.
 CLIP_NAME = re.compile(r"(?:([^/]+)_)??([0-9A-Za-z]+)_nohash_([0-9]+)\.wav")
 # Below this, a length in seconds would be written as 0.000.
 SHORTEST = 0.001
 CLIPS_BETWEEN_LINES = 20_000
 
-# Reason -> clips that cannot be used.
+# Reason -> unusable clips.
 Dropped = dict[str, list[str]]
 
 
 @dataclass(frozen=True)
 class Clip:
-    """One clip, and the utterance that is made of it.
+    """A clip and its utterance.
 
     `name` is the utterance's id, <speaker>-<word>-<number>; `start` is where a clip of silence
-    begins within its recording, in seconds, or None where the clip is a recording of its own.
+    begins within its recording, in seconds, or None if the clip is a whole recording.
     """
 
     name: str
@@ -47,10 +48,10 @@ class Clip:
 
 
 def find_corpus(folder: Path) -> Path:
-    """The absolute path of the corpus, by its two lists."""
+    """Return the absolute path of the corpus, which must have the two lists."""
     folder = corpus_folder(folder, "the folder that the archive was unpacked in")
     if (folder / UNKNOWN).is_dir():
-        remedy = "name the corpus first, and this folder by --test-archive"
+        remedy = "give the corpus first, and this folder with --test-archive"
         raise UserError(f"with {UNKNOWN}, this is a test archive", path=folder, remedy=remedy)
     for name in LISTS.values():
         if not (folder / name).is_file():
@@ -60,7 +61,7 @@ def find_corpus(folder: Path) -> Path:
 
 
 def length(path: Path, dropped: Dropped) -> float:
-    """The length of a clip in seconds by its header; 0 if it cannot be used, and then noted."""
+    """Return a clip's length in seconds by its header; if unusable, add it to dropped, return 0."""
     try:
         seconds = recording_seconds(str(path))
         reason = "" if seconds >= SHORTEST else "no samples"
@@ -76,19 +77,19 @@ def length(path: Path, dropped: Dropped) -> float:
 
 
 def words_of(folder: Path) -> list[str]:
-    """The words of a corpus, in C order: folders with clips that are not for something else."""
+    """Return the words of a corpus, in C order: its folders with clips, except the noise."""
     folders = (path for path in folder.iterdir() if path.is_dir() and path.name != NOISE)
     words = (path.name for path in folders if path.name[0] != "." and any(path.glob("*.wav")))
     return byte_order(words)
 
 
 def read_clips(folder: Path, words: Iterable[str], dropped: Dropped) -> dict[str, Clip]:
-    """Read <word>/<speaker>_nohash_<number>.wav: that path within the corpus -> clip.
+    """Read <word>/<speaker>_nohash_<number>.wav: path within the corpus -> clip.
 
     Args:
         folder: the corpus.
-        words: what `words_of` gave.
-        dropped: reason -> clips that cannot be used, added to.
+        words: the words, from `words_of`.
+        dropped: reason -> unusable clips, added to.
 
     Raises:
         UserError: if a word cannot be part of an id.
@@ -128,12 +129,12 @@ def read_list(path: Path) -> dict[str, int]:
 
 
 def split(folder: Path, clips: dict[str, Clip], dropped: Dropped) -> dict[str, list[Clip]]:
-    """The official split: valid and test are the clips of the two lists, train all others.
+    """Split officially: valid and test are the clips of the two lists, train all others.
 
     Args:
         folder: the corpus.
-        clips: what `read_clips` gave.
-        dropped: reason -> clips, added to: those on a list that are not there.
+        clips: the clips, from `read_clips`.
+        dropped: reason -> clips; clips on a list that are missing are added to it.
 
     Raises:
         UserError: if a list cannot be read, or a clip is on both.
@@ -145,7 +146,7 @@ def split(folder: Path, clips: dict[str, Clip], dropped: Dropped) -> dict[str, l
             raise UserError(problem, path=folder / LISTS["test"], line=line,
                             remedy="take it out of one of the lists")  # fmt: skip
     where = {clip: name for name, names in listed.items() for clip in names}
-    dropped["on a list, but not there"] += [
+    dropped["on a list, but missing"] += [
         clip for clip in where if clip not in clips and not (folder / clip).exists()
     ]
     sets: dict[str, list[Clip]] = {name: [] for name in SETS}
@@ -158,7 +159,7 @@ def split(folder: Path, clips: dict[str, Clip], dropped: Dropped) -> dict[str, l
 
 
 def read_noise(folder: Path, dropped: Dropped) -> list[Clip]:
-    """The recordings of background noise, in C order of their names; they have no speaker."""
+    """Read the recordings of background noise, in C order of their names, without speakers."""
     recordings = []
     for path in sorted((folder / NOISE).glob("*.wav")):
         check_id(path.stem, "the recording", path)
@@ -170,14 +171,15 @@ def read_noise(folder: Path, dropped: Dropped) -> list[Clip]:
 def read_test_archive(
     folder: Path, labels: Iterable[str], dropped: Dropped, notes: list[str]
 ) -> list[Clip]:
-    """The clips of the separate test archive, which has a folder for each label.
+    """Read the clips of the separate test archive, which has a folder for each label.
 
-    A clip whose name tells no speaker (silence, above all) has its label for a speaker.
+    The speaker of a clip whose name has none (mostly silence) is its label.
 
     Args:
         folder: the archive.
-        labels: those of the task; folders of others are left out, and `notes` says so.
-        dropped: reason -> clips that cannot be used, added to.
+        labels: the task's labels; folders of other labels are left out and added to `notes`.
+        dropped: reason -> unusable clips, added to.
+        notes: notes on the data, added to.
 
     Raises:
         UserError: if a label has no folder.

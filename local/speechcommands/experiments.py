@@ -5,12 +5,12 @@
         [--grid YAML] [--ablations clips|true] [--landscape-clips 100] [--pretrained FOLDER]
 
 A line is an experiment's folder, "-" since none waits for another, and options of `fedtools init`,
-separated by tabs. It fails where centralised training is among the methods, but fewer than two
-clients have so many clips of the last task: figure 4 could not be drawn, and it is better to know
-that before hours of training.
+separated by tabs. The script fails if centralised training is among the methods, but fewer than two
+clients have --landscape-clips clips of the last task: figure 4 could not be drawn, and it is better
+to know that before hours of training.
 
-Where the YAML of --grid has a section grid, it says which rows each network has, and which seeds
-each row; of these, the list has what the other options choose, and no ablations:
+If the YAML of --grid has a section grid, this has the rows of each network and the seeds of each
+row. The list then has those of them that the other options select, and no ablations:
 
     grid:
       transformer:
@@ -18,10 +18,10 @@ each row; of these, the list has what the other options choose, and no ablations
         fedavg.rounds=450: 0 1 2
         alo.private_steps=50,adversarial=0.1: 0
 
-Ablations are, of what is chosen,
+Ablations, for the chosen tasks, networks, methods and seeds:
 
-    clips   ALT with as many clips a round as FedAvg, instead of as many steps: ALT gives steps to
-            clients with many clips, so that as many steps are more clips
+    clips   ALT with as many clips a round as FedAvg, instead of as many steps: ALT gives more steps
+            to clients with many clips, so that the same number of steps uses more clips
     true    the same, and FedKWS-UI with other values of mu and lambda (figure 3): for DSCNN and
             ResNet, on the first task, with the first seed
 """
@@ -46,34 +46,34 @@ VARIED = {
 
 
 def line(options: argparse.Namespace, task: str, network: str, row: str, seed: str) -> list[str]:
-    """An experiment of a row: a method, and options that differ from the configuration's."""
+    """Return the line of a row's experiment: a method, and options changed from the config's."""
     data = f"{options.dump}/{task}"
     match = ROW.fullmatch(row)
     assert match
     method, *changed = match.groups(default="")
-    told = ["--method", method, "--seed", seed]
+    words = ["--method", method, "--seed", seed]
     for split in ("train", "valid", "test"):
-        told += ["--data", f"{split}={data}/{split}"]
+        words += ["--data", f"{split}={data}/{split}"]
     for section in (f"networks.{network}", f"methods.{method}", of_task(data, method)):
-        told += ["--section", section]
+        words += ["--section", section]
     for option, value in changes_of(*changed):
         section = "" if option in OF_EXPERIMENT else "method_conf."
-        told += ["--set", f"{section}{option}={value}"]
+        words += ["--set", f"{section}{option}={value}"]
         if option == "conserve":
-            # What is conserved is by a ratio that is solved.
-            told += ["--set", "method_conf.base_ratio=0.0"]
+            # With a base ratio of 0, the method solves for the ratio that conserves.
+            words += ["--set", "method_conf.base_ratio=0.0"]
     if options.pretrained:
-        told += ["--set", f"model.path={options.pretrained}"]
-    return [f"{options.exp}/{task}/{network}/{row}/seed{seed}", "-", *told]
+        words += ["--set", f"model.path={options.pretrained}"]
+    return [f"{options.exp}/{task}/{network}/{row}/seed{seed}", "-", *words]
 
 
 def of_task(data: str, method: str) -> str:
-    """The section of a method's options for tasks of so many classes, if the YAML has one."""
+    """Return the optional section of a method's options for a task's number of classes."""
     return f"tasks.{len(read_classes(Path(data) / 'train' / 'classes.txt'))}.{method}?"
 
 
 def rows_of(path: Path) -> dict[str, dict[str, list[str]]]:
-    """Network -> row -> seeds, as the section grid of a YAML has them; empty without one.
+    """Read network -> row -> seeds from the section grid of a YAML; return {} without one.
 
     Raises:
         UserError: if the section is not of that form.
@@ -82,18 +82,18 @@ def rows_of(path: Path) -> dict[str, dict[str, list[str]]]:
     section = content.get("grid") or {}
     form = "write network: {method.option=value: 0 1 2}"
     if not isinstance(section, dict):
-        raise UserError("grid is no section", path=path, remedy=form)
+        raise UserError("grid is not a section", path=path, remedy=form)
     for network, rows in section.items():
         _check_known(content, "networks", str(network), path)
         if not isinstance(rows, dict):
-            raise UserError(f"grid.{network} is no section", path=path, remedy=form)
+            raise UserError(f"grid.{network} is not a section", path=path, remedy=form)
         for row, seeds in rows.items():
-            said = str(seeds).split()
-            if not ROW.fullmatch(str(row)) or not said or not all(map(str.isdecimal, said)):
-                problem = f"grid.{network}: '{row}: {seeds}' is no row with its seeds"
+            numbers = str(seeds).split()
+            if not ROW.fullmatch(str(row)) or not numbers or not all(map(str.isdecimal, numbers)):
+                problem = f"grid.{network}: '{row}: {seeds}' is not a row with seeds"
                 raise UserError(problem, path=path, remedy=form)
             _check_known(content, "methods", str(row).partition(".")[0], path)
-            found.setdefault(str(network), {})[str(row)] = said
+            found.setdefault(str(network), {})[str(row)] = numbers
     return found
 
 
@@ -105,7 +105,7 @@ def _check_known(content: Mapping[str, Any], section: str, name: str, path: Path
 def chosen_rows(
     options: argparse.Namespace, rows: Mapping[str, Mapping[str, Sequence[str]]]
 ) -> Iterator[list[str]]:
-    """The experiments of a grid's rows, of what the options choose."""
+    """Yield the experiments of those rows of a grid that the options select."""
     for task in options.tasks:
         for network in options.networks:
             for row, seeds in rows.get(network, {}).items():
@@ -136,15 +136,15 @@ def ablations(options: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def check_figure_4(options: argparse.Namespace) -> None:
-    """Insist on two clients whose models figure 4 can lead to, where it is to be drawn."""
+    """Raise `UserError` if figure 4 is to be drawn, but fewer than two clients have the clips."""
     folder = Path(options.dump) / options.tasks[-1] / "train"
     if "centralized" not in options.methods or not options.landscape_clips:
         return
     enough = int((Clips.read(folder).sizes >= options.landscape_clips).sum())
     if enough < 2:
-        wanted = f"two clients of {options.landscape_clips} clips"
+        wanted = f"two clients with {options.landscape_clips} clips"
         remedy = "give a smaller --landscape_clips"
-        raise UserError(f"figure 4 wants {wanted}, there are {enough}", remedy=remedy)
+        raise UserError(f"figure 4 needs {wanted}, but there are {enough}", remedy=remedy)
 
 
 def main() -> None:
@@ -153,13 +153,13 @@ def main() -> None:
     parser.add_argument("dump", metavar="DUMP")
     for name in ("tasks", "networks", "methods"):
         parser.add_argument(f"--{name}", type=str.split, required=True)
-    default = "default: 0 1 2, or of a grid all"
+    default = "default: 0 1 2, or all seeds of a grid"
     parser.add_argument("--seeds", type=str.split, default=[], help=default)
-    has = "a configuration, of whose section grid the rows are, if it has one"
+    has = "a configuration whose section grid, if it has one, has the rows"
     parser.add_argument("--grid", type=Path, metavar="YAML", help=has)
     parser.add_argument("--ablations", choices=("true", "clips", "false"), default="false")
     parser.add_argument("--landscape-clips", type=int, default=0, help="0: no figure 4")
-    parser.add_argument("--pretrained", default="", help="Folder of the networks' model, if any.")
+    parser.add_argument("--pretrained", default="", help="folder of the networks' model, if any")
     options = parser.parse_args()
     with exit_with_message("experiments.py"):
         check_figure_4(options)

@@ -16,12 +16,12 @@ from fedtools.files.drawing import drawing, every, look
 
 
 def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
-    """Draw figure 2: accuracy by round, rows are tasks, columns networks, a line a method.
+    """Draw figure 2: accuracy by round, by task (rows), network (columns) and method (lines).
 
     Args:
         path: the PNG.
-        runs: with one federated method at least; bands are standard deviations over seeds.
-        title: of the whole.
+        runs: runs of at least one federated method; bands are standard deviations over seeds.
+        title: the title of the whole figure.
     """
     methods = runs.methods(True)
     networks = list(dict.fromkeys(network for _, network in runs.columns))
@@ -59,7 +59,7 @@ def _line(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
 def plot_ablation(path: str | Path, runs: Runs, title: str) -> None:
     """Draw figure 3: FedAvg against ALT alone, and FedKWS-UI by its mu and its lambda.
 
-    Only what `ablations` names; bars are standard deviations over seeds.
+    Panels are those that `ablations` names; bars are standard deviations over seeds.
     """
     panels = ablations(runs)
     with drawing(path, (3.2 * max(len(panels), 2), 3.9)) as figure:
@@ -92,7 +92,7 @@ def _draw_option(axes: Axes, runs: Runs, option: str, symbol: str) -> None:
     index = 0
     for (task, network), found in varied.items():
         if found:
-            # Places of equal distance: the values are 0, and steps of a factor of ten.
+            # Equidistant, because the values are 0 and steps of a factor of ten.
             at = [values.index(value) for value in found]
             name = f"{network_title(network)}, {task}"
             _points(axes, at, list(found.values()), name, index, "-")
@@ -112,7 +112,7 @@ def _points(
 
 
 def _title_and_legend(axes: Axes, title: str, found: Iterable[Sequence[Run]]) -> None:
-    """What is above a panel: its title, with the number of seeds that it shows, and its legend."""
+    """Draw a panel's title, with the number of seeds that it shows, and its legend."""
     counts = sorted({len(runs) for runs in found if runs})
     seeds = f"{' or '.join(map(str, counts))} seed{'' if counts == [1] else 's'}"
     axes.set_title(f"{title} ({seeds})", fontsize=9, pad=26)
@@ -121,13 +121,13 @@ def _title_and_legend(axes: Axes, title: str, found: Iterable[Sequence[Run]]) ->
 
 
 def mean_and_spread(values: Iterable[float]) -> tuple[float, float | None]:
-    """The mean and the sample standard deviation, None of a single value."""
+    """Return the mean and the sample standard deviation, which is None for a single value."""
     values = list(values)
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 def mean_curve(runs: Sequence[Run]) -> dict[int, tuple[float, float]]:
-    """round -> mean and standard deviation (0 of a single seed), where all seeds were evaluated."""
+    """Return round -> mean and standard deviation (0 for one seed), of all seeds' common rounds."""
     rounds = sorted(set.intersection(*(set(run.accuracy) for run in runs)))
     found = {at: mean_and_spread(run.accuracy[at] for run in runs) for at in rounds}
     return {at: (mean, spread or 0.0) for at, (mean, spread) in found.items()}

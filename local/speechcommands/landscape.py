@@ -3,17 +3,17 @@
 
     landscape.py EXP PNG
 
-theta_0 is the last model of EXP; theta_1 is what it becomes after some epochs on the clips of the
-client of lowest utility, theta_2 on those of the client of highest (the paper's have 100 and about
-250 clips). The landscape is the accuracy of
+theta_0 is the last model of EXP; theta_1 is this model after some epochs on the clips of the client
+of lowest utility, and theta_2 after some on the clips of the client of highest utility (the paper's
+clients have 100 and about 250 clips). The landscape is the accuracy of
 
     theta_0 + gamma_1 (theta_1 - theta_0) + gamma_2 (theta_2 - theta_0).
 
-In the second panel theta_1 gives way to a model that ALO trained against it. The values are written
-beside the picture, as a .tsv of the same name; the four models' accuracies are printed.
+In the second panel, theta_1 is replaced by a model that ALO trained against it. The values are
+written next to the picture, to a .tsv of the same name; the four models' accuracies are printed.
 
-Buffers, such as BatchNorm's statistics, are interpolated as parameters are; but a variance never
-falls below the smallest of the three models', since an extrapolated one could be negative.
+Buffers, such as BatchNorm's statistics, are interpolated like parameters, but variances are bounded
+below by the smallest of the three models', since an extrapolated one could be negative.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Client:
-    """What ALT says of a client.
+    """ALT's measures of a client.
 
     Attributes:
-        name: its id.
-        clips: their number.
-        entropy: of its labels, over log(classes).
-        utility: r_k, the harmonic mean of entropy and of clips over those of the largest client.
-        ratio: r0 x r_k: its steps over those of FedAvg's clients.
+        name: the client's id.
+        clips: number of its clips.
+        entropy: entropy of its labels, divided by log(classes).
+        utility: r_k, the harmonic mean of entropy and of clips relative to the largest client's.
+        ratio: r0 x r_k, the client's steps relative to those of FedAvg's clients.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Landscape:
 
     Attributes:
         inferior, qualified: the clients of theta_1 and theta_2.
-        gammas: both axes of the grid, (points,).
+        gammas: both axes of the grid: (points,).
         accuracy: "overfitted" and "alo" -> (points, points), gamma_1 along the first dimension.
         models: accuracies of theta_0, theta_1, theta_2, and of theta_1 by ALO.
     """
@@ -97,24 +97,25 @@ class Landscape:
 
 
 def landscape(federation: Federation, alo: Alo, options: argparse.Namespace) -> Landscape:
-    """Train two clients' models from an experiment's last one, and measure what lies between.
+    """Train two clients' models from an experiment's last one, and measure accuracies in between.
 
     The clients are those of the lowest and the highest utility. Nothing is written into the
     experiment.
 
     Args:
-        federation: its last model is theta_0; its data and training options are used.
-        alo: the options of ALO, which decide the clients' utilities too.
-        options: the command line's.
+        federation: the experiment; its last model is theta_0, and its data and training options are
+            used.
+        alo: the options of ALO, which determine the clients' utilities too.
+        options: the command line.
 
     Raises:
         UserError: if too few clients have enough clips, a client's training diverges, or layers
             are personal.
     """
-    # Whatever ALO's private model is elsewhere: here it is theta_1, a whole one.
+    # Here ALO's private model is always a whole one, theta_1.
     alo = dataclasses.replace(alo, private="model")
     if federation.personal:
-        problem = "its clients have layers of their own, so that there is no one model"
+        problem = "clients have personal layers, so that there is no single model"
         raise UserError(problem, path=federation.where, remedy="give one without personal layers")
     inferior, qualified = choose_clients(federation, options.min_clips, alo)
     federation.load_result(None, federation.experiment.result_round())
@@ -125,7 +126,7 @@ def landscape(federation: Federation, alo: Alo, options: argparse.Namespace) -> 
             for client, by in ((inferior, None), (qualified, None), (inferior, alo))
         )
     accuracy = _accuracy_on(federation, options.split, options.clips)
-    # Rounded, so that 0 and 1 are on the grid; and no -0.
+    # Rounded, so that 0 and 1 are on the grid; adding 0 turns -0 into 0.
     gammas = np.linspace(_LOW, _HIGH, options.points).round(6) + 0.0
     grids = {}
     for name, one in (("overfitted", first), ("alo", against)):
@@ -139,7 +140,7 @@ def landscape(federation: Federation, alo: Alo, options: argparse.Namespace) -> 
 
 
 def client_facts(clips: Clips, method: FedKwsUi, batch_size: int) -> list[Client]:
-    """What ALT says of each client, in the order of the clips."""
+    """Return ALT's measures of each client, in the order of the clips."""
     names = clips.clients
     facts = prepare(method, clips, batch_size)
     columns = (facts[name].tolist() for name in ("size", "entropy", "utility", "ratio"))
@@ -149,26 +150,26 @@ def client_facts(clips: Clips, method: FedKwsUi, batch_size: int) -> list[Client
 def choose_clients(
     federation: Federation, min_clips: int, method: FedKwsUi
 ) -> tuple[Client, Client]:
-    """The clients of the lowest and the highest utility of those with enough clips."""
+    """Return the clients of the lowest and the highest utility among those with enough clips."""
     batch_size = federation.task.need(CLIPS).training.batch_size
     clients = client_facts(federation.task.need(CLIPS).features("train").clips, method, batch_size)
     enough = [client for client in clients if client.clips >= min_clips]
     if len(enough) < 2:
         raise UserError(
-            f"{len(enough)} of {len(clients)} clients have {min_clips} clips",
+            f"only {len(enough)} of {len(clients)} clients have at least {min_clips} clips",
             path=federation.task.data_path("train"),
-            remedy="ask for fewer, by --min-clips (run.sh: --landscape_clips)",
+            remedy="lower --min-clips (run.sh: --landscape_clips)",
         )
     by_utility = sorted(enough, key=lambda client: (client.utility, client.name))
     return by_utility[0], by_utility[-1]
 
 
 def between(start: State, first: State, second: State, g1: float, g2: float) -> State:
-    """start + g1 (first - start) + g2 (second - start), tensor by tensor; see the module."""
+    """Compute start + g1 (first - start) + g2 (second - start) by tensor; see the module."""
     found = {}
     for name, value in start.items():
         base, one, two = (state[name].double() for state in (start, first, second))
-        # The same sum, but exact where it is one of the three.
+        # This form is exact where the result is one of the three.
         mixed = (1 - g1 - g2) * base + g1 * one + g2 * two
         if name.endswith("running_var"):
             mixed = torch.maximum(mixed, torch.minimum(torch.minimum(base, one), two))
@@ -179,11 +180,18 @@ def between(start: State, first: State, second: State, g1: float, g2: float) -> 
 def train_on(
     federation: Federation, client: Client, epochs: int, folder: Path, alo: Alo | None
 ) -> State:
-    """What some epochs on a client's clips make of the model that lies in the federation.
+    """Train the federation's loaded model for some epochs on a client's clips, and return it.
 
     Args:
-        folder: receives what the client would keep, such as ALO's private model.
-        alo: trains it against the model that comes out without; None trains that one.
+        federation: the experiment, with the model to start from.
+        client: the client.
+        epochs: number of epochs.
+        folder: receives the state that the client keeps, such as ALO's private model.
+        alo: with this, the model is trained by ALO against the plainly trained one; None: plain
+            training.
+
+    Raises:
+        UserError: if the training diverges.
     """
     models, corpus = federation.task.need(MODELS), federation.task.need(CLIPS)
     data, training = corpus.features("train"), corpus.training
@@ -198,13 +206,13 @@ def train_on(
     if alo:
         (trained,) = dataclasses.replace(alo, private_steps=steps).client(trainer)
     else:
-        # As ALO trains its private model: the one that it works against is theta_1 itself.
+        # The same purpose, and so random numbers, as ALO's private model, which is thus theta_1.
         (trained,) = trainer.train(purpose="private")
     if trained.reason:
         raise UserError(
             f"the training of client {client.name!r} diverged",
             path=federation.experiment.path,
-            remedy="take an experiment of a lower learning rate",
+            remedy="give an experiment with a lower learning rate",
         )
     return _copied(trainer.model)
 
@@ -214,7 +222,7 @@ def _copied(network: nn.Module) -> State:
 
 
 def _accuracy_on(federation: Federation, split: str, most: int) -> Callable[[State], float]:
-    """A function from a model to its accuracy, in %, on some clips, the same every time."""
+    """Return a function that computes a model's accuracy, in %, on a fixed draw of clips."""
     data = federation.task.need(CLIPS).features(split)
     total = len(data.clips.labels)
     draw = generator(federation.experiment.seed, "landscape", split)
@@ -261,7 +269,7 @@ def draw_landscape(options: argparse.Namespace) -> None:
 
 
 def _origin(federation: Federation, options: argparse.Namespace) -> str:
-    """What theta_0 is, how long the clients train, and on how much it is measured."""
+    """Describe theta_0, the clients' number of epochs, and the clips of the measurement."""
     experiment = federation.experiment
     clips = federation.task.need(CLIPS).features(options.split).clips
     total = len(clips.labels)
@@ -311,25 +319,25 @@ def _plot(path: Path, found: Landscape, title: str, measured: str) -> None:
 
 def main() -> None:
     """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
-    about = "Draw the accuracy between a model and what two clients' clips make of it."
+    about = "Draw the accuracy between a model and two clients' models trained from it."
     parser = argparse.ArgumentParser(description=about)
     add = parser.add_argument
-    add("experiment", type=Path, metavar="EXP", help="its last model is theta_0")
-    add("picture", type=png, metavar="PNG", help="the picture; a .tsv is put beside it")
+    add("experiment", type=Path, metavar="EXP", help="the experiment whose last model is theta_0")
+    add("picture", type=png, metavar="PNG", help="the picture; a .tsv is written next to it")
 
-    add("--epochs", type=whole, metavar="N", help="of each of the two clients")
-    points = "of the grid, in each direction, from -0.1 to 1.1"
+    add("--epochs", type=whole, metavar="N", help="epochs of each of the two clients")
+    points = "points of the grid in each direction, from -0.1 to 1.1"
     add("--points", type=whole, metavar="N", help=points)
-    clips = "measure accuracy on so many clips at most, drawn at random"
+    clips = "maximum number of clips to measure accuracy on, drawn at random"
     add("--clips", type=whole, metavar="N", help=clips)
-    add("--min-clips", type=whole, metavar="N", help="choose from clients with so many clips")
-    add("--split", default="test", help="which data of the experiment: valid, test (default)")
+    add("--min-clips", type=whole, metavar="N", help="choose from clients with at least N clips")
+    add("--split", default="test", help="data of the experiment: valid, test (default)")
     add("--ngpu", type=int, choices=(0, 1), default=0, help="1: compute on a GPU")
-    given = "has ALO's options, and the defaults of the first four (default: the paper's)"
+    given = "ALO's options, and defaults of the first four options (default: the paper's)"
     add("--config", type=Path, metavar="YAML", help=given)
     options = parser.parse_args()
     if options.points == 1:
-        parser.error("--points: 2 or more are wanted")
+        parser.error("--points must be at least 2")
     with exit_with_message("landscape.py"):
         configured = read_section(sections.Landscape, options.config, "landscape")
         for name, value in vars(configured).items():

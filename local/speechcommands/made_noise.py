@@ -1,10 +1,10 @@
-"""White and pink noise for a corpus whose own recordings of noise are no noise of a room.
+"""White and pink noise for a corpus whose own recordings of noise are not room noise.
 
-The rule of loudness: every piece, two clips long, has a root mean square that is drawn
-log-uniformly between `QUIET` and `LOUD`, whatever the corpus is; no clip of any set is looked at.
-The range goes from a silent room, in which 16 bits hardly move, to the level of loud speech.
-Silence is cut from these recordings at their own volume, and training adds them to clips with
-`augment.noise_volume: 1`, so that both have the same range.
+Rule of loudness: every piece, two clips long, has a root mean square that is drawn log-uniformly
+between `QUIET` and `LOUD`, independent of the corpus and its clips. The range goes from a silent
+room, with only a few of the 16 bits in use, to the level of loud speech. Silence is cut from these
+recordings at their own volume, and training adds them to clips with `augment.noise_volume: 1`, so
+that both have the same range.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fedtools.files.seeds import generator
 
 # Decibels below the full scale of 16 bits: a root mean square of 33, and of 5,827.
 QUIET, LOUD = -60.0, -15.0
-# The slope of the power over frequency.
+# Colour -> exponent by which the power falls with frequency.
 COLOURS = {"pink": 1.0, "white": 0.0}
 RECORDINGS, PIECES = 5, 30
 NOTE = (
-    "silence, and noise that training adds, are white and pink noise made here, every "
-    f"two clips' length of a root mean square drawn log-uniformly from {QUIET:g} to {LOUD:g} dB of "
-    "full scale, without a look at any clip"
+    "silence, and the noise that training adds, are generated white and pink noise; the root mean "
+    "square of each piece of two clips' length is drawn log-uniformly from "
+    f"{QUIET:g} to {LOUD:g} dB of full scale, independent of the clips"
 )
 
 
 def make_noise(folder: Path, seed: int, piece_seconds: float) -> list[Clip]:
-    """Write recordings of noise into a folder: of each colour so many, each of so many pieces."""
+    """Write `RECORDINGS` recordings of noise of each colour into a folder, of `PIECES` pieces."""
     made = []
     for colour, slope in COLOURS.items():
         for number in range(RECORDINGS):
@@ -50,7 +50,7 @@ def make_noise(folder: Path, seed: int, piece_seconds: float) -> list[Clip]:
 
 
 def _piece(random: np.random.Generator, slope: float, seconds: float) -> np.ndarray:
-    """Noise of one loudness, int16."""
+    """Make noise of one random loudness, int16."""
     level = 10 ** (random.uniform(QUIET, LOUD) / 20) * -INT16_MIN
     wave = level * coloured(random, round(seconds * RATE), slope)
     return np.rint(wave).clip(INT16_MIN, INT16_MAX).astype(np.int16)

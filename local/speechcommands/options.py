@@ -1,4 +1,4 @@
-"""Options that several scripts of the recipe have, and how their values are read."""
+"""Options that several scripts of the recipe share, and readers of their values."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 from fedtools.federation.init import read_config
 
-# A method, and options that a folder, or a row of a grid, names; of the last its value apart.
+# A method, and the options that the name of a folder or of a grid's row has. Groups: the method,
+# the options without the last value, and the last value.
 _PAIR = r"[a-z_]+=[^=,]+"
 ROW = re.compile(rf"([a-z0-9_]+)(?:\.((?:{_PAIR},)*[a-z_]+)=([^=,]+))?")
-# Of these, options of an experiment and not of its method.
+# Options among these that belong to the experiment and not to its method.
 OF_EXPERIMENT = ("rounds",)
 
 
 def whole(text: str) -> int:
     """Read a whole number from 1."""
     if not re.fullmatch(r"[1-9][0-9]*", text):
-        raise argparse.ArgumentTypeError("a whole number from 1 is wanted")
+        raise argparse.ArgumentTypeError("expected a whole number of at least 1")
     return int(text)
 
 
@@ -31,17 +32,17 @@ def png(text: str) -> Path:
 
 
 def config_for(method: str, classes: int, path: Path | None) -> dict[str, Any]:
-    """What a YAML says of a method on a task of so many classes; nothing without a YAML.
+    """Return a YAML's options for a method on a task of `classes` classes, {} without a YAML.
 
-    The sections methods.<method> and tasks.<classes>.<method> are laid over its top level, as
-    experiments.py has it done.
+    The sections methods.<method> and tasks.<classes>.<method> override its top level, as in the
+    experiments of experiments.py.
     """
     sections = [f"methods.{method}?", f"tasks.{classes}.{method}?"]
     return read_config(path, sections, []) if path else {}
 
 
 def changes_of(option: str, value: str) -> list[tuple[str, str]]:
-    """Each option that a setting names, with its value."""
+    """Return each option that a setting names, with its value."""
     if not option:
         return []
     *before, last = option.split(",")
@@ -50,7 +51,7 @@ def changes_of(option: str, value: str) -> list[tuple[str, str]]:
 
 
 def canonical(value: object) -> str:
-    """An option's value, the same text for 0.3 and 0.30."""
+    """Return an option's value as text, the same for 0.3 and 0.30."""
     try:
         return f"{float(str(value)):g}"
     except ValueError:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measure whether private models overfit: their accuracy on their client's clips, and on others'.
+"""Measure whether private models overfit: their accuracy on their client's clips and on others.
 
     overfit.py EXP...
 
-Of experiments of FedKWS-UI and ALO whose clients have kept private models. Beside it stands that
-of the model that all share, on the same clips. Writes EXP/private.tsv, a row: means over clients,
-drawn at random, of accuracies in %; clips are as they are, without what training adds.
+EXP are experiments of FedKWS-UI and ALO whose clients have kept private models. The shared model is
+measured on the same clips for comparison. Writes EXP/private.tsv with one row: means over randomly
+drawn clients of accuracies in %, on clips without training's augmentation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FILE = "private.tsv"
 
 
 def measure(federation: Federation, most: int, clips: int) -> dict[str, object]:
-    """Accuracies of private models and of the shared one; see `PRIVATE`.
+    """Measure accuracies of private models and of the shared one, as a row of `PRIVATE`.
 
     Raises:
         UserError: if no client has kept a private model.
@@ -46,7 +46,7 @@ def measure(federation: Federation, most: int, clips: int) -> dict[str, object]:
     shared = {name: value.detach().clone() for name, value in views.items()}
     kept = [one for one in experiment.clients if experiment.own(one, number + 1).has("private")]
     if not kept:
-        remedy = "give one of FedKWS-UI or ALO, with private: model and a lambda"
+        remedy = "give an experiment of FedKWS-UI or ALO, with private: model and a lambda"
         raise UserError("no client has kept a private model", path=experiment.path, remedy=remedy)
     draw = generator(experiment.seed, "overfit")
     chosen = [kept[index] for index in draw.permutation(len(kept))[:most]]
@@ -75,9 +75,11 @@ def main() -> None:
     """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
     parser = argparse.ArgumentParser(description="Measure whether private models overfit.")
     add = parser.add_argument
-    add("experiments", type=Path, nargs="+", metavar="EXP", help="of FedKWS-UI or ALO")
-    add("--clients", type=whole, default=100, metavar="N", help="so many at most (default: 100)")
-    add("--clips", type=whole, default=300, metavar="N", help="of the test set (default: 300)")
+    add("experiments", type=Path, nargs="+", metavar="EXP", help="experiments of FedKWS-UI or ALO")
+    clients = "maximum number of clients (default: 100)"
+    add("--clients", type=whole, default=100, metavar="N", help=clients)
+    clips = "maximum number of test clips (default: 300)"
+    add("--clips", type=whole, default=300, metavar="N", help=clips)
     add("--ngpu", type=int, choices=(0, 1), default=0, help="1: compute on a GPU")
     options = parser.parse_args()
     with exit_with_message("overfit.py"):

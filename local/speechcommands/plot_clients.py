@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw figure 1 of Li et al., Interspeech 2022: how clips are spread over clients.
+"""Draw figure 1 of Li et al., Interspeech 2022: the distribution of clips over clients.
 
     plot_clients.py CLIPS PNG
 
@@ -28,7 +28,7 @@ from fedtools.methods.fedkws_ui import FedKwsUi
 
 
 def draw_clients(options: argparse.Namespace) -> None:
-    """Draw the picture of what the command line names."""
+    """Draw the picture that the command line asks for."""
     clips, where = Clips.read(options.clips), options.config or ""
     config = config_for("fedkws_ui", len(clips.classes), options.config)
     method = from_mapping(FedKwsUi, config.get("method_conf"), where)
@@ -71,13 +71,14 @@ def _draw_labels(axes: Axes, clips: Clips, chosen: Sequence[str]) -> None:
 
 def main() -> None:
     """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
-    parser = argparse.ArgumentParser(description="Draw how clips are spread over clients.")
+    parser = argparse.ArgumentParser(description="Draw the distribution of clips over clients.")
     parser.add_argument("clips", type=Path, help="folder made by fedtools pack-clips")
     parser.add_argument("picture", type=png, metavar="PNG", help="the picture to draw")
-    shown = "how many clients are shown label by label (default: 20)"
+    shown = "number of clients that are shown label by label (default: 20)"
     parser.add_argument("--clients", type=whole, default=20, metavar="N", help=shown)
-    parser.add_argument("--seed", type=int, default=0, help="decides which (default: 0)")
-    config = "has FedKWS-UI's options, and training (default: the paper's)"
+    seed = "random seed of the draw of these clients (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, help=seed)
+    config = "configuration with FedKWS-UI's and training's options (default: the paper's)"
     parser.add_argument("--config", type=Path, metavar="YAML", help=config)
     options = parser.parse_args()
     with exit_with_message("plot_clients.py"):

@@ -1,48 +1,49 @@
 #!/usr/bin/env python3
-"""Speech Commands -> data directories for keyword spotting, where every speaker is a client.
+"""Make data directories of Speech Commands for keyword spotting, with speakers as clients.
 
     prepare.py CORPUS OUT
 
 writes OUT/keywords and OUT/words, each with the data directories train, valid and test, and
 classes.txt (a label a line, in the order of the class indices); OUT/noise.scp, the recordings
-of background noise; and OUT/notes.txt, what is to be said of the data. CORPUS is Google's version 1
-(30 words) or 2 (35 words), or another in the same layout, of any words:
+of background noise; and OUT/notes.txt, notes on the data. CORPUS is Google's version 1 (30 words)
+or 2 (35 words), or another in the same layout, with any words:
 
-    <word>/<speaker>_nohash_<number>.wav    a second at 16 kHz, or less; kept as it is
+    <word>/<speaker>_nohash_<number>.wav    at most a second, at 16 kHz; not converted
     validation_list.txt testing_list.txt    <word>/<name>.wav, one a line
     _background_noise_/*.wav                a minute or more
 
-Utterance ids are <speaker>-<word>-<number>. Clips that are empty or damaged, that have another
-name, or that are on a list and not there are dropped and counted.
+Utterance ids are <speaker>-<word>-<number>. Clips that are empty or damaged, that have another form
+of name, or that are on a list but missing are dropped and counted.
 
 words       Every word of the corpus is a class. On Google's version 2 it is the task of 35 classes,
             and --task 35 means the same.
 keywords    The words of --keywords, `_silence_` and `_unknown_` (unless --silence false, --unknown
             false). With Google's ten keywords it is the task of 12 classes, and --task 12 means the
-            same. As in Google's own input pipeline, each set has silence and unknown as many as a
-            tenth of its keywords' clips, rounded up. Unknown are clips of the set's other words,
-            chosen by a key of the seed and the clip. Silence are `segments` of one second of the
-            noise, at its own volume (Google's pipeline draws one); each is given to the speaker of
-            one of the set's keyword clips, drawn by a key of the seed and its number, so that a
-            client has silence in proportion to its keywords. With --clip-seconds, it is as long,
-            and so are pieces in proportion. Unlike in Google's pipeline each set
-            has noise of its own, so that no silence of the test is in training (but with --split
-            paper all is): every recording is cut into pieces of two seconds, of which valid and
-            test get a fifth each, and no piece is used again before all others are. (What training
-            adds to clips, at a tenth of the volume, is noise of all pieces.) With --test-archive,
-            the test set is Google's separate archive instead, with its own silence and unknown;
-            its folders of other words than the task's are left out.
+            same. As in Google's own input pipeline, the numbers of clips of silence and of unknown
+            in each set are each a tenth of its keywords' clips, rounded up. Unknown clips are clips
+            of the set's other words, chosen by a key of the seed and the clip. Clips of silence are
+            `segments` of one second of the noise, at its own volume (Google's pipeline draws a
+            volume); each is assigned to the speaker of one of the set's keyword clips, drawn by a
+            key of the seed and its number, so that a client has silence in proportion to its
+            keywords. With --clip-seconds, silence has this length, and pieces are longer or shorter
+            in proportion. Unlike in Google's pipeline each set has its own noise, so that no
+            silence of the test set is in training (except with --split paper, where all of it is):
+            every recording is cut into pieces of two seconds, of which valid and test get a fifth
+            each, and no piece is used again before all others are. (The noise that training adds to
+            clips, at a tenth of the volume, is from all pieces.) With --test-archive, the test set
+            is Google's separate archive instead, with its own silence and unknown; its folders of
+            words that are not in the task are left out.
 
 Two constructions of the training set (valid and test are the same in both):
 
 official    The clips on neither list. Google's lists never divide a speaker, so that no client
-            has clips in valid or test; the table shows it for any corpus.
-paper       What Li et al. (2022), "Avoid overfitting user specific information in federated
-            keyword spotting", table 1, must have done by its counts: N = 105.5 k clips of
+            has clips in valid or test; the printed table shows whether this holds for a corpus.
+paper       The construction that the counts in table 1 of Li et al. (2022), "Avoid overfitting user
+            specific information in federated keyword spotting", imply: N = 105.5 k clips of
             K = 2,434 users are nearly all of the 105,829 clips, whose 2,618 speakers are more
-            than those of the training set alone. Train is then the clips of train, valid and
-            test together, without users of under five clips. Accuracies on such a test set are
-            those of clips that were trained on.
+            than those of the training set alone. Train has the clips of train, valid and test
+            together, without users of under five clips. Accuracies on such a test set are
+            accuracies on training clips.
 """
 
 from __future__ import annotations
@@ -71,11 +72,11 @@ from fedtools.files.tables import format_table
 
 KEYWORDS = "yes,no,up,down,left,right,on,off,stop,go"
 KEYWORD_TASK, WORD_TASK = TASKS = ("keywords", "words")
-# Google's names of the two, by the number of classes in its own corpus.
+# Google's names of the two tasks: the numbers of classes in its own corpus.
 ALIASES = {"12": KEYWORD_TASK, "35": WORD_TASK}
-# Silence and unknown, each: one clip for so many clips of keywords.
+# Number of keyword clips for each clip of silence, and for each of unknown.
 KEYWORDS_TO_ONE = 10
-ALONE = "make --task words alone (run.sh: --tasks words)"
+ALONE = "make only --task words (run.sh: --tasks words)"
 Sets = dict[str, list[Clip]]
 """train, valid and test."""
 
@@ -95,7 +96,7 @@ class Task:
 def keyword_sets(
     sets: Sets, noise: list[Clip], options: argparse.Namespace, notes: list[str]
 ) -> Sets:
-    """The sets of the keyword task: clips of the keywords, of other words, and of silence."""
+    """Return the sets of the keyword task: clips of the keywords, of other words, and silence."""
     if options.silence:
         where = options.corpus / corpus.NOISE
         pieces = share_noise(noise, options.seed, where, options.clip_seconds)
@@ -109,7 +110,7 @@ def keyword_sets(
             others.sort(key=lambda clip: seed64(options.seed, "unknown", clip.name))
             unknown = [replace(clip, label=UNKNOWN) for clip in others[:count]]
             if len(unknown) < count and not (name == "test" and options.test_archive):
-                few = f"{len(unknown)} clips of other words, not {count}, are unknown"
+                few = f"{len(unknown)} unknown clips instead of {count}, for lack of other words"
                 notes.append(f"{KEYWORD_TASK}, {name}: {few}")
             if not unknown and name == "train":
                 raise UserError(f"no clip of another word in train for {UNKNOWN}",
@@ -125,17 +126,17 @@ def keyword_sets(
 
 
 def _without_unknown(clips: list[Clip], words: list[Clip], wanted: int) -> str:
-    """What the class of unknown words would have had in training."""
+    """Return a note on the clips that the class of unknown words would have in training."""
     keywords = {clip.label for clip in words}
     others = [clip for clip in clips if clip.label not in keywords]
     speakers = {clip.speaker for clip in others}
     there = f"training has {len(others)} clips of other words, at {len(speakers)} of"
     there += f" {len({clip.speaker for clip in clips})} clients"
-    return f"no class {UNKNOWN}, which would want {wanted} clips: {there}"
+    return f"no class {UNKNOWN}, which would need {wanted} clips: {there}"
 
 
 def keyword_classes(options: argparse.Namespace) -> list[str]:
-    """The labels of the keyword task, in the order of the class indices."""
+    """Return the labels of the keyword task, in the order of the class indices."""
     negative = [SILENCE] * options.silence + [UNKNOWN] * options.unknown
     return [*negative, *options.keywords]
 
@@ -143,7 +144,7 @@ def keyword_classes(options: argparse.Namespace) -> list[str]:
 def make_tasks(
     sets: Sets, noise: list[Clip], options: argparse.Namespace, notes: list[str]
 ) -> list[Task]:
-    """The tasks that are asked for, with the official training set."""
+    """Make the requested tasks, with the official training set."""
     words = byte_order({clip.label for clips in sets.values() for clip in clips})
     tasks = []
     if KEYWORD_TASK in options.task:
@@ -151,7 +152,7 @@ def make_tasks(
             raise UserError(
                 f"no clip of {', '.join(missing)}, which --keywords asks for",
                 path=options.corpus,
-                remedy=f"choose others by --keywords ({', '.join(words)}), or {ALONE}",
+                remedy=f"choose others with --keywords ({', '.join(words)}), or {ALONE}",
             )
         chosen = keyword_sets(sets, noise, options, notes)
         tasks.append(Task(KEYWORD_TASK, keyword_classes(options), chosen))
@@ -163,7 +164,7 @@ def make_tasks(
 def construct(
     task: Task, archive: list[Clip], options: argparse.Namespace, notes: list[str]
 ) -> None:
-    """Make the training set what --split and --min-clips ask for, and the archive the test set."""
+    """Apply --split and --min-clips to the training set, and use the archive as the test set."""
     clips = task.sets["train"]
     if options.split == "paper":
         clips = [clip for name in SETS for clip in task.sets[name]]
@@ -178,7 +179,7 @@ def construct(
         task.sets["test"] = archive
     for name, clips in task.sets.items():
         if not clips:
-            remedy = "see the lists, or lower --min-clips"
+            remedy = "check the lists, or lower --min-clips"
             raise UserError(f"task {task.name} has no clip in {name}", path=options.corpus,
                             remedy=remedy)  # fmt: skip
 
@@ -187,11 +188,11 @@ def construct(
 
 
 def data_dir(path: Path, clips: list[Clip]) -> DataDir:
-    """The tables of one set; where it has silence that is cut from noise, all are segments."""
+    """Build the tables of one set; if it has silence cut from noise, all clips are segments."""
     data = DataDir(path)
     cut = any(clip.start is not None for clip in clips)
     for clip in clips:
-        # A "-" in a recording's id, after what no speaker is called, keeps it from being a clip's.
+        # Noise gets an id with a prefix that no speaker has, so that it never equals a clip's.
         recording = clip.name if clip.start is None else f"{corpus.NOISE}-{clip.path.stem}"
         data.wav_scp[recording] = str(clip.path)
         if cut:
@@ -205,7 +206,7 @@ def data_dir(path: Path, clips: list[Clip]) -> DataDir:
 
 
 def write_tasks(out: Path, tasks: list[Task]) -> None:
-    """Write every task whole beside its final name, then put them in their places."""
+    """Write every task under a temporary name, then move them into place."""
     try:
         for task in tasks:
             new = out / f".{task.name}.new"
@@ -228,9 +229,9 @@ def write_tasks(out: Path, tasks: list[Task]) -> None:
 
 
 def report(tasks: list[Task], split: str, notes: list[str]) -> None:
-    """Print what table 1 of the paper has of every set, and how much of it is in training too.
+    """Print table 1 of the paper for every set, and how much of a set is in training too.
 
-    With the official split nobody ought to be: `notes` gets a line of each set where somebody is.
+    With the official split no client should be: `notes` gets a line for each set with such clients.
     """
     rows = []
     for task in tasks:
@@ -243,7 +244,7 @@ def report(tasks: list[Task], split: str, notes: list[str]) -> None:
             both = [sum(clip.name in names for clip in clips), len(clients & sizes.keys())]
             rows.append([*row, *(both if name != "train" else "--")])
             if split == "official" and name != "train" and both[1]:
-                problem = f"{both[1]} of its clients are in training too: are the lists whole?"
+                problem = f"{both[1]} of its clients are in training too: are the lists complete?"
                 notes.append(f"{task.name}, {name}: {problem}")
     header = ["task", "set", "clips", "clients", "average", "largest"]
     header += ["clips in train", "clients in train"]
@@ -251,14 +252,14 @@ def report(tasks: list[Task], split: str, notes: list[str]) -> None:
 
 
 def outcome_of(kept: int, dropped: Dropped) -> str:
-    """How many clips were kept and dropped, and why: each reason with its first clip."""
+    """Return the numbers of clips kept and dropped, with reasons and their first clips, as text."""
     counts = {reason: len(clips) for reason, clips in dropped.items()}
     listed = told(counts, {reason: clips[0] for reason, clips in dropped.items() if clips})
     return f"kept {kept}, dropped {sum(counts.values())}" + (f" ({listed})" if listed else "")
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Read the corpus, choose the sets of the tasks, write them, and say what came out."""
+    """Read the corpus, choose and write the sets of the tasks, and report the result."""
     folder = corpus.find_corpus(options.corpus)
     dropped: Dropped = defaultdict(list)
     clips = corpus.read_clips(folder, corpus.words_of(folder), dropped)
@@ -277,8 +278,8 @@ def prepare(options: argparse.Namespace) -> None:
     kept = len(clips) + len(noise) + len(archive)
     outcome, lost = outcome_of(kept, dropped), sum(map(len, dropped.values()))
     if not clips or lost > options.max_drop * (kept + lost):
-        over = f"over {options.max_drop:.1%}" if clips else "no clip to use"
-        remedy = "unpack the archive again, mend the corpus, or raise --max-drop"
+        over = f"over {options.max_drop:.1%}" if clips else "no usable clip"
+        remedy = "unpack the archive again, repair the corpus, or raise --max-drop"
         raise UserError(f"{outcome}: {over}", path=folder, remedy=remedy)
     tasks = make_tasks(sets, noise, options, notes)
     for task in tasks:
@@ -296,15 +297,15 @@ def several_words(text: str) -> list[str]:
     """Read two or more different words, separated by commas."""
     words = [word.strip() for word in text.split(",")]
     if len(words) < 2 or len(set(words)) != len(words) or not all(words):
-        said = f"two or more different words are wanted, as in {KEYWORDS}"
-        raise argparse.ArgumentTypeError(said)
+        problem = f"expected two or more different words, such as {KEYWORDS}"
+        raise argparse.ArgumentTypeError(problem)
     return words
 
 
 def true_or_false(text: str) -> bool:
-    """Read true or false, as run.sh has it."""
+    """Read true or false, as run.sh spells them."""
     if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError("true or false is wanted")
+        raise argparse.ArgumentTypeError("expected true or false")
     return text == "true"
 
 
@@ -315,25 +316,25 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError("a number from 0 to 1 is wanted, as in 0.02")
+        raise argparse.ArgumentTypeError("expected a number from 0 to 1, such as 0.02")
     return value
 
 
 def clip_length(text: str) -> float:
-    """Read a number of seconds, in whole milliseconds, as pack-clips has it."""
+    """Read a number of seconds, rounded to milliseconds like pack-clips does."""
     try:
         value = round(float(text), 3)
     except (ValueError, OverflowError):
         value = 0.0
     if not 0.1 <= value <= 60:
-        raise argparse.ArgumentTypeError("seconds from 0.1 to 60 are wanted, as in 1.5")
+        raise argparse.ArgumentTypeError("expected seconds from 0.1 to 60, such as 1.5")
     return value
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
     """Read the command line; wrong usage exits 2."""
     parser = argparse.ArgumentParser(
-        description="Speech Commands -> data directories where every speaker is a client."
+        description="Make data directories of Speech Commands where every speaker is a client."
     )
     add = parser.add_argument
     add("corpus", type=Path, help="the folder with the words' folders and the two lists")
@@ -347,18 +348,19 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     for name, label in (("--silence", SILENCE), ("--unknown", UNKNOWN)):
         whether = f"whether the task keywords has {label} (default: true)"
         add(name, type=true_or_false, default=True, metavar="true|false", help=whether)
-    source = "silence and noise to add: the corpus' own recordings (default), or made by a rule"
+    source = "noise for silence and augmentation: the corpus' recordings (default), or generated"
     add("--noise", choices=("corpus", "made"), default="corpus", help=source)
-    archive = "the separate test archive: the test set of the task keywords"
+    archive = "the separate test archive, to use as the test set of the task keywords"
     add("--test-archive", type=Path, metavar="DIR", help=archive)
-    least = "leave smaller clients out of train (default: "
-    least += f"{Clips.paper_min_clips} with --split paper, or else {Clips.min_clips})"
+    least = "leave clients with fewer clips out of train (default: "
+    least += f"{Clips.paper_min_clips} with --split paper, otherwise {Clips.min_clips})"
     add("--min-clips", type=whole, metavar="N", help=least)
-    add("--seed", type=int, default=0, help="decides unknown and silence (default: 0)")
-    length = "of a clip, and so of the silence that is cut from noise (default: %(default)g)"
+    seed = "random seed of unknown and silence clips (default: 0)"
+    add("--seed", type=int, default=0, help=seed)
+    length = "length of a clip, and of the silence that is cut from noise (default: %(default)g)"
     default = float(Clips.clip_seconds)
     add("--clip-seconds", type=clip_length, default=default, metavar="S", help=length)
-    drop = "fail if more than this share of the clips cannot be used (default: 0.02)"
+    drop = "fail if more than this fraction of the clips is unusable (default: 0.02)"
     add("--max-drop", type=share, default=0.02, metavar="X", help=drop)
     options = parser.parse_args(arguments)
     options.task = (options.task,) if options.task else TASKS

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Time a round of each row of a list of experiments, and print what all of them will take.
+"""Time a round of each row of a list of experiments, and print the time that all of them take.
 
     price.py LIST --config YAML [--nj N]
 
-LIST is what utils/waves.py made of experiments.py's lines. Of each row (experiments that differ in
-the seed alone) one is begun in a folder that is removed again, and runs two rounds, of which the
-second is timed, and one evaluation of the test clips. What is printed holds on this machine while
-nothing else runs on it. Stages 5 to 7 come on top, and so does figure 4.
+LIST is the output of utils/waves.py for experiments.py's lines. One experiment of each row
+(experiments that differ only in the seed) is begun in a temporary folder, and runs two rounds, of
+which the second is timed, and one evaluation of the test clips. The estimate holds for this machine
+while nothing else runs on it. It does not include stages 5 to 7 and figure 4.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TIMED = 2
 
 @dataclass(frozen=True)
 class Row:
-    """Experiments that differ in the seed alone: their folder, and one of their lines' options."""
+    """Experiments that differ only in the seed: their folder, and the options of one of them."""
 
     name: str
     words: list[str]
@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Price:
-    """What a row takes: rounds, seconds of one, evaluations, seconds of one, seeds."""
+    """A row's cost: rounds, seconds per round, evaluations, seconds per evaluation, seeds."""
 
     rounds: int
     round: float
@@ -54,13 +54,13 @@ class Price:
 
     @property
     def hours(self) -> float:
-        """Of all seeds, one after the other."""
+        """Return the hours of all seeds, one after the other."""
         each = self.rounds * self.round + self.evaluations * self.evaluation
         return self.seeds * each / 3600
 
 
 def rows_of(path: Path) -> list[Row]:
-    """The rows of a list, in its order."""
+    """Read the rows of a list, in its order."""
     found: dict[str, list[list[str]]] = {}
     for line, text in enumerate(read_lines(path, "run stage 3"), 1):
         words = text.split("\t")
@@ -79,14 +79,14 @@ def price_of(row: Row, config: Path, folder: Path, device: str) -> Price:
         parser.add_argument(name, action="append", default=[])
     for name in ("--method", "--seed"):
         parser.add_argument(name, required=True)
-    said = parser.parse_args(row.words)
+    given = parser.parse_args(row.words)
     init(
         folder,
-        method=said.method,
-        config=read_config(config, said.section, said.set),
+        method=given.method,
+        config=read_config(config, given.section, given.set),
         where=config,
-        data=dict(one.split("=", 1) for one in said.data),
-        seed=int(said.seed),
+        data=dict(one.split("=", 1) for one in given.data),
+        seed=int(given.seed),
     )
     federation = Federation(folder, device)
     experiment = federation.experiment
@@ -97,7 +97,7 @@ def price_of(row: Row, config: Path, folder: Path, device: str) -> Price:
             train_local(federation, number, job + 1)
         aggregate(federation, number)
         seconds = time.monotonic() - began
-    # As with rounds: once to read the clips.
+    # The first evaluation is not timed either, because it reads the clips.
     evaluate(federation, [0], "test")
     began = time.monotonic()
     evaluate(federation, [TIMED], "test")
@@ -111,9 +111,10 @@ def main() -> None:
     """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
     parser = argparse.ArgumentParser(description="Time a round of each row of a list.")
     add = parser.add_argument
-    add("list", type=Path, metavar="LIST", help="of experiments, from utils/waves.py")
-    add("--config", type=Path, required=True, metavar="YAML", help="of the experiments")
-    add("--nj", type=whole, default=1, metavar="N", help="experiments side by side (default: 1)")
+    add("list", type=Path, metavar="LIST", help="list of experiments, from utils/waves.py")
+    config = "configuration of the experiments"
+    add("--config", type=Path, required=True, metavar="YAML", help=config)
+    add("--nj", type=whole, default=1, metavar="N", help="experiments in parallel (default: 1)")
     add("--ngpu", type=int, choices=(0, 1), default=0, help="1: compute on a GPU")
     options = parser.parse_args()
     with exit_with_message("price.py"):
@@ -131,8 +132,8 @@ def main() -> None:
     header = ["row", "seeds", "rounds", "s a round", "s an evaluation", "hours"]
     print(format_table(header, cells, "lrrrrr"), end="")
     total = sum(one.hours for one in found.values())
-    side = f", {total / options.nj:.1f} with {options.nj} side by side" * (options.nj > 1)
-    print(f"all of the list: {total:.1f} hours{side}")
+    parallel = f", {total / options.nj:.1f} with {options.nj} in parallel" * (options.nj > 1)
+    print(f"all of the list: {total:.1f} hours{parallel}")
 
 
 if __name__ == "__main__":

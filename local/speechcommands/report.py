@@ -4,8 +4,8 @@
     report.py EXP RESULTS.md --section NAME --corpus NAME --release NAME [...]
 
 EXP holds <task>/<network>/<method>/seed<k>. Draws RESULTS-<section>-accuracy.png and
-RESULTS-<section>-ablation.png beside the page, and shows RESULTS-<section>-clients-<task>.png and
-RESULTS-<section>-landscape.png if they are there. Leaves the page's other sections as they are, and
+RESULTS-<section>-ablation.png next to the page, and shows RESULTS-<section>-clients-<task>.png and
+RESULTS-<section>-landscape.png if they exist. Leaves the page's other sections unchanged, and
 prints the table of accuracies.
 """
 
@@ -44,12 +44,12 @@ PAPER = "Li et al. 2022"
 
 @dataclass(frozen=True)
 class KeywordPage(Page):
-    """What such a section tells besides the figures.
+    """The contents of a section besides our own figures.
 
     Attributes:
         paper: a table of the paper's figures.
         config: the name of the experiments' configuration, for captions.
-        notes: what is to be said of the data, a line each.
+        notes: notes on the data, a line each.
         references: names of rows that accuracies are compared with.
     """
 
@@ -60,12 +60,12 @@ class KeywordPage(Page):
 
 
 def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
-    """Write a section of RESULTS.md: where the figures come from, the tables, the pictures.
+    """Write a section of RESULTS.md: provenance of the figures, tables, and pictures.
 
     Args:
-        root: holds the experiments, <task>/<network>/<method>/seed<k>.
-        path: the page; made if it is missing. What is outside of the section stays.
-        page: the rest.
+        root: the folder of the experiments, <task>/<network>/<method>/seed<k>.
+        path: the page; made if it is missing. Text outside of the section stays.
+        page: the section's other contents.
 
     Returns:
         The table of accuracies.
@@ -83,7 +83,7 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
     if not places_drawn(runs):
         del pictures["detection"]
     new = with_section(path, page.section, _section(path, runs, page, pictures))
-    # Imported late: not needed where the tables end in an error.
+    # Imported late, because matplotlib is slow to import and not needed if the tables fail.
     from figures import plot_ablation, plot_accuracy
 
     drawings = {"accuracy": plot_accuracy, "detection": plot_thresholds, "ablation": plot_ablation}
@@ -95,16 +95,16 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
 
 
 def beside(path: Path, page: Page, name: str) -> Path:
-    """The place of a picture of the section."""
+    """Return the path of a picture of the section."""
     return path.with_name(f"{path.stem}-{page.section}-{name}.png")
 
 
 def _caption(runs: Runs, page: KeywordPage) -> str:
-    """Corpus and configuration, and never without saying it if test clips are in training."""
+    """Return the names of corpus and configuration, with a note if test clips are in training."""
     shared = [(facts.trained_on, facts.test) for facts in runs.data.values() if facts.trained_on]
-    told = ", ".join(f"{both} of {test}" for both, test in shared)
+    counts = ", ".join(f"{both} of {test}" for both, test in shared)
     config = f", {page.config}" if page.config else ""
-    shared_too = f" [{told} test clips are in training]" if told else ""
+    shared_too = f" [{counts} test clips are in training]" if counts else ""
     return page.corpus.caption + config + shared_too
 
 
@@ -112,7 +112,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
     caption, published = _caption(runs, page), Published(page.paper)
     here = "mini" if page.corpus.mini else "here"
     best = "." if page.references else "; the best in bold."
-    paper = f" Published figures are of {PAPER}, not measured here." if page.paper else ""
+    paper = f" Published figures are from {PAPER}, not measured here." if page.paper else ""
     accuracy = accuracy_table(runs, page.references)
     seeds = "Means over seeds ± standard deviations, the number of seeds in brackets."
     parts = [
@@ -123,7 +123,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         f"**{caption}: networks and centralised training** (table 2), accuracy on the test clips "
         f"after the last round. {seeds}{paper}",
         centralized_table(runs, published, here),
-        f"**{caption}: settings.** The paper: 300 rounds, of 50 steps of 32 clips at each client.",
+        f"**{caption}: settings.** The paper: 300 rounds of 50 steps of 32 clips at each client.",
         settings_table(runs),
         f"**{caption}: accuracy (%) of federated training** (figure 2) on the test clips, the mean "
         f"of the last {LAST} evaluations (of all, if there are fewer){best} {seeds}{accuracy.note}",
@@ -158,17 +158,17 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         parts.append(image(f"Ablations, {caption}", pictures["ablation"].name))
     if table := private_table(runs):
         parts += [
-            f"**{caption}: private models, accuracy (%)** after the last round, on the clips of "
-            "their client and on test clips; beside it the shared model on the same clips. A "
-            "private model overfits that is far better on its own. Means over clients that have "
-            f"one; {seeds[0].lower()}{seeds[1:]}",
+            f"**{caption}: private models, accuracy (%)** after the last round, on their own "
+            "client's clips and on test clips, and the shared model on the same clips. A private "
+            "model that is far better on its own client's clips overfits. Means over clients that "
+            f"have one; {seeds[0].lower()}{seeds[1:]}",
             table,
         ]
     parts += [
         f"**{caption}: communication and computation**, means over seeds from the ledgers. Client "
         "steps, clips: gradient steps of a client in a round, and the clips of their batches; "
-        "private: those of its private model, beside them. Client epochs: of a client in all "
-        "rounds, without private steps; the mean over all clients, sampled or not. "
+        "private: additional steps and clips of its private model. Client epochs: epochs of a "
+        "client in all rounds, without private steps; the mean over all clients, sampled or not. "
         "Left out: refused updates of all runs. Comm.: the size of all messages, both ways.",
         cost_table(runs),
     ]
@@ -203,12 +203,12 @@ def main() -> None:
     """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
     parser = argparse.ArgumentParser(description="Write a section of RESULTS.md.")
     add = parser.add_argument
-    add("root", type=Path, metavar="EXP", help="has <task>/<network>/<method>/seed<k>")
-    add("results", type=Path, help="the page; other sections of it are left as they are")
+    add("root", type=Path, metavar="EXP", help="folder of <task>/<network>/<method>/seed<k>")
+    add("results", type=Path, help="the page; its other sections are left unchanged")
     add("--published", type=Path, metavar="TSV", help="the paper's figures")
     add("--config", default="", help="name of the configuration, for captions: paper.yaml")
-    add("--notes", type=Path, metavar="TXT", help="what is to be said of the data, a line each")
-    reference = "name of a row that accuracies are compared with, in a column of its own"
+    add("--notes", type=Path, metavar="TXT", help="notes on the data, a line each")
+    reference = "name of a row that accuracies are compared with, in a separate column"
     add("--reference", action="append", default=[], metavar="ROW", help=reference)
     add_page_options(parser)
     options = parser.parse_args()

@@ -1,8 +1,7 @@
 """The experiments of the keyword recipe: EXP_ROOT/<task>/<network>/<method>/seed<k>.
 
-A method's folder may name options that differ from the others, `fedkws_ui.smoothing=0.3`, and
-`alo.private_steps=50,adversarial=0.01`. What the folders' names say is checked against the
-configurations.
+A method's folder may name changed options, as in `fedkws_ui.smoothing=0.3` and
+`alo.private_steps=50,adversarial=0.01`. The folders' names are checked against the configurations.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ from fedtools.tasks import facts_of
 from fedtools.tasks.facts import data_of
 
 BY_ROUND = ("Client steps", "Clips", "Private steps", "Private clips")
-# Of the file in which accuracies of private models are kept, see overfit.py.
+# Columns of private.tsv, the accuracies of private models; see overfit.py.
 PRIVATE = ("round", "clients", "private_own", "private_test", "shared_own", "shared_test")
 COSTS = (*BY_ROUND, "Client epochs", "Server epochs", "Left out", "Comm.")
 
 
 class Setting(NamedTuple):
-    """What all seeds of an experiment share; `option` is empty, or what its method's folder names.
+    """The setting that all seeds of an experiment share.
 
     Attributes:
-        task: its folder, such as "keywords".
+        task: the task's folder, such as "keywords".
         network, method: names in `NETWORKS` and `METHODS`.
-        option, value: of the method, as the folder has them; of several, `option` has all but the
-            value of the last, "private_steps=50,adversarial".
+        option, value: the changed option that the method's folder names, and its value; empty if
+            none. Of several, `option` has all but the last value, "private_steps=50,adversarial".
     """
 
     task: str
@@ -67,9 +66,9 @@ class Run:
 
     Attributes:
         experiment: its files and its frozen configuration.
-        setting: what it has in common with runs of other seeds.
-        accuracy: round -> accuracy on the test clips, in %, by rising rounds; of those rounds that
-            every run of the configuration is measured after, whatever else was measured.
+        setting: the setting that it shares with runs of other seeds.
+        accuracy: round -> accuracy on the test clips, in %, in order of rounds; only of rounds
+            after which every run of the configuration is measured.
     """
 
     experiment: Experiment
@@ -78,31 +77,31 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Its folder."""
+        """Return the run's folder."""
         return self.experiment.path
 
     @property
     def where(self) -> Path:
-        """The file of its configuration, for messages."""
+        """Return the file of the run's configuration, for messages."""
         return self.path / "config.yaml"
 
     @property
     def seed(self) -> int:
-        """That of all random numbers."""
+        """Return the random seed."""
         return self.experiment.seed
 
     @property
     def options(self) -> Options:
-        """Those that the experiment began with."""
+        """Return the options that the experiment began with."""
         return self.experiment.options
 
     @property
     def lasting(self) -> float:
-        """The accuracy at the end: the mean of the last five evaluations, the start left out."""
+        """Return the final accuracy: the mean of the last five evaluations, without the start."""
         return statistics.fmean(self.accuracy[at] for at in last_of(self.accuracy))
 
     def value_of(self, option: str) -> str:
-        """The value of an option that a folder may name, as folders have it."""
+        """Return the value of an option that a folder may name, in the folders' format."""
         if option in OF_EXPERIMENT:
             return canonical(getattr(self.options, option))
         if not hasattr(self.method, option):
@@ -112,38 +111,38 @@ class Run:
 
     @property
     def final(self) -> float:
-        """The accuracy after the last round."""
+        """Return the accuracy after the last round."""
         return self.accuracy[self.options.rounds]
 
     @cached_property
     def method(self) -> Method:
-        """With its options."""
+        """Return the method, with its options."""
         return make_method(self.options.method, self.options.method_conf, self.where)
 
     @cached_property
     def training(self) -> ClipTraining:
-        """The options of training."""
+        """Return the options of training."""
         return from_mapping(ClipTraining, self.options.training, self.where)
 
     @cached_property
     def classes(self) -> int:
-        """The number of labels."""
+        """Return the number of labels."""
         return len(read_classes(self.path / "classes.txt"))
 
     @cached_property
     def parameters(self) -> int:
-        """The number of the network's parameters."""
+        """Return the number of the network's parameters."""
         frames, where = frames_of(read_length(self.path)), f"{self.where}: model"
         network = build_network(self.options.model, self.classes, where, frames=frames)
         return sum(value.numel() for value in network.parameters())
 
     def costs(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        """What the run cost, from its ledger, by the names that tables have for it.
+        """Compute the run's costs from its ledger, by their names in tables.
 
-        Steps are gradient steps of a client in a round, and clips those that it trains on in these,
-        the mean over both; private ones are those of a private model, beside them. Client epochs
-        are those of a client in all rounds, without private models, the mean over all clients.
-        Left out are updates that were refused, such as those of clients whose training diverged.
+        Steps are gradient steps of a client in a round, and clips the clips of these steps, both
+        means over clients and rounds; private ones are additional ones of a private model. Client
+        epochs are epochs of a client in all rounds, without private models, the mean over all
+        clients. Left out are refused updates, such as those of clients whose training diverged.
         Comm. is in bytes, both ways.
 
         Args:
@@ -153,7 +152,7 @@ class Run:
         rows = 0
         for row in read_ledger(self.experiment):
             if row.round > self.options.rounds:
-                continue  # the run went on: its accuracy here is that of the configured rounds
+                continue  # beyond the configured rounds, whose accuracy is reported
             found["Server epochs"] += row.server_epochs
             if row.client == SERVER_ROW:
                 continue
@@ -163,7 +162,7 @@ class Run:
                 found["Client epochs"] += row.client_epochs / len(sizes)
             elif row.status == "ok":
                 problem = f"client {row.client!r} is not in the training data"
-                raise UserError(problem, path=self.path, remedy="pack them again")
+                raise UserError(problem, path=self.path, remedy="pack the data again")
             if row.status == "ok":
                 rows += 1
                 batch = min(sizes[row.client], self.training.batch_size)
@@ -176,25 +175,25 @@ class Run:
         return found
 
     def detection(self) -> dict[str, float] | None:
-        """`RATES` after the last round, in %; None if they were not measured."""
+        """Read `RATES` after the last round, in %; return None if they were not measured."""
         return self.of_last("detection_test.tsv", DETECTION_COLUMNS, RATES, "fedtools detection")
 
     def private_models(self) -> dict[str, float] | None:
-        """Accuracies, in %, of private models after the last round; None if not measured."""
+        """Read accuracies, in %, of private models after the last round, or None if unmeasured."""
         return self.of_last("private.tsv", PRIVATE, PRIVATE[2:], "local/overfit.py")
 
     def of_last(
         self, file: str, columns: Sequence[str], names: Sequence[str], command: str
     ) -> dict[str, float] | None:
-        """Figures of a file with one row, which is of the last round; None without the file."""
+        """Read figures of a file's only row, of the last round; return None without the file."""
         path, remedy = self.path / file, f"run {command} again"
         if not path.exists():
             return None
         rows = read_tsv(path, columns)
         if len(rows) != 1:
-            raise UserError("not one row", path=path, remedy=remedy)
+            raise UserError(f"{len(rows)} rows instead of one", path=path, remedy=remedy)
         if count(rows[0], "round", path, 2) != self.options.rounds:
-            problem = f"of round {rows[0]['round']} of {self.options.rounds}"
+            problem = f"figures of round {rows[0]['round']}, not of round {self.options.rounds}"
             raise UserError(problem, path=path, line=2, remedy=remedy)
         return {name: number(rows[0], name, path, 2) for name in names}
 
@@ -202,7 +201,7 @@ class Run:
 class Facts(NamedTuple):
     """A task's data: the number of classes, clips of each client, and the number of test clips.
 
-    `trained_on` is how many of the test clips are in training too.
+    `trained_on` is the number of test clips that are in training too.
     """
 
     classes: int
@@ -217,7 +216,7 @@ class Runs:
 
     Attributes:
         complete: setting -> its runs, by seed.
-        unfinished: what is left out of every table, and why.
+        unfinished: names of experiments that all tables leave out, with reasons.
     """
 
     complete: dict[Setting, list[Run]]
@@ -225,58 +224,58 @@ class Runs:
 
     @cached_property
     def tasks(self) -> list[str]:
-        """The tasks, the one with the fewest classes first."""
+        """Return the tasks, the one with the fewest classes first."""
         classes = {setting.task: runs[0].classes for setting, runs in self.complete.items()}
         return sorted(classes, key=lambda task: (classes[task], task))
 
     @cached_property
     def columns(self) -> list[tuple[str, str]]:
-        """Tasks and networks that there are, in the order of the paper."""
+        """Return the tasks and networks that occur, in the order of the paper."""
         found = {(setting.task, setting.network) for setting in self.complete}
         return [(task, one) for task in self.tasks for one in self.networks if (task, one) in found]
 
     @cached_property
     def networks(self) -> list[str]:
-        """Networks that there are, the paper's first."""
+        """Return the networks that occur, the paper's first."""
         found = {setting.network for setting in self.complete}
         paper = [name for name in NETWORKS.names() if name in found]
         return paper + sorted(found.difference(paper))
 
     def get(self, *setting: str) -> list[Run]:
-        """The runs of a setting, none if there are none."""
+        """Return the runs of a setting, [] if there are none."""
         return self.complete.get(Setting(*setting), [])
 
     def having(self, **wanted: str) -> list[Run]:
-        """The runs of all settings that have these values."""
+        """Return the runs of all settings that have these values."""
         chosen = [
             runs for at, runs in self.complete.items() if wanted.items() <= at._asdict().items()
         ]
         return [run for runs in chosen for run in runs]
 
     def methods(self, federated: bool, plain: bool = True) -> list[str]:
-        """The methods that there are, with or without clients; `plain`: with no changed option."""
+        """Return the methods that occur, with or without clients; `plain`: no changed option."""
         found = {setting.method for setting in self.complete if not (plain and setting.option)}
         chosen = [name for name in found if is_federated(name) == federated]
         return sorted(chosen, key=lambda name: (METHODS.get(name, name).rank, name))
 
     @property
     def places(self) -> Iterator[tuple[str, str, str]]:
-        """Task, network and method of every row of a table, those without clients last."""
+        """Yield task, network and method of every row of a table, those without clients last."""
         methods = self.methods(True, False) + self.methods(False, False)
         return ((*column, method) for column in self.columns for method in methods)
 
     @cached_property
     def data(self) -> dict[str, Facts]:
-        """task -> its data, which all its experiments must share."""
+        """Return task -> its data, which all its experiments must share."""
         facts: dict[str, Facts] = {}
         for task in self.tasks:
             runs = self.having(task=task)
             for run in runs[1:]:
                 if run.options.data != runs[0].options.data:
-                    problem = f"its data are not those of {runs[0].path}"
-                    raise UserError(problem, path=run.where, remedy="report them apart")
+                    problem = f"its data differ from those of {runs[0].path}"
+                    raise UserError(problem, path=run.where, remedy="report them separately")
             for run in runs:
-                # Of each: another may have begun when the folders held other clips.
+                # Checked for each run, because the folders may have changed between their starts.
                 train, test = (data_of(run.experiment, split) for split in ("train", "test"))
             clips = Clips.read(train)
             sizes = dict(zip(clips.clients, clips.sizes.tolist(), strict=True))
@@ -287,30 +286,31 @@ class Runs:
 
 
 def network_title(network: str) -> str:
-    """A network's name in tables; one of no paper is called as in the configuration."""
+    """Return a network's name in tables, or its name in the configuration if it has no title."""
     return NETWORKS.get(network, network).title if network in NETWORKS.names() else network
 
 
 def is_federated(method: str) -> bool:
-    """Whether clients train in a method."""
+    """Return whether clients train in a method."""
     return METHODS.get(method, method).federated
 
 
 def title_of(method: str) -> str:
-    """A method's name in tables."""
+    """Return a method's name in tables."""
     return METHODS.get(method, method).title
 
 
 def read_runs(root: str | Path) -> Runs:
     """Read all experiments of a folder.
 
-    Experiments that were not evaluated up to their last round are left out, and named.
+    Experiments that were not evaluated up to their last round are listed in `unfinished`.
 
     Args:
         root: the folder that holds <task>/<network>/<method>/seed<k>.
 
     Raises:
-        UserError: if there is none, a file is malformed, or a name contradicts a configuration.
+        UserError: if no experiment is complete, a file is malformed, or a name contradicts a
+            configuration.
     """
     root = Path(root)
     complete: dict[Setting, list[Run]] = {}
@@ -321,7 +321,7 @@ def read_runs(root: str | Path) -> Runs:
         if run.options.rounds in run.accuracy:
             others = complete.setdefault(run.setting, [])
             if run.seed in (other.seed for other in others):
-                problem = f"seed {run.seed} of this setting comes twice"
+                problem = f"seed {run.seed} of this setting appears twice"
                 raise UserError(problem, path=run.path, remedy=f"remove it or {others[0].path}")
             if others:
                 _check_alike(run, others[0])
@@ -330,7 +330,7 @@ def read_runs(root: str | Path) -> Runs:
             last, rounds = max(run.accuracy, default=0), run.options.rounds
             unfinished.append(f"{name} (evaluated up to round {last} of {rounds})")
     if not complete:
-        problem = "no experiment <task>/<network>/<method>/seed<k> that was run to its end"
+        problem = "no complete experiment <task>/<network>/<method>/seed<k>"
         left = f": {unfinished[0]}" if unfinished else ""
         remedy = "run fedtools init, rounds and evaluate --split test"
         raise UserError(problem + left, path=root, remedy=remedy)
@@ -346,7 +346,7 @@ def _read_run(path: Path) -> Run:
     known = network in NETWORKS.names() or is_pretrained(model)
     known = known and method in METHODS.names()
     if experiment.options.task != "kws" or not known:
-        problem = f"{network}/{folder} is no keyword network and method"
+        problem = f"{network}/{folder} is not a keyword network and method"
         remedy = "name the folders <task>/<network>/<method>/seed<k>"
         raise UserError(problem, path=path, remedy=remedy)
     evaluation = experiment.evaluation("test")
@@ -359,7 +359,7 @@ def _read_run(path: Path) -> Run:
 
 
 def _read_accuracy(path: Path) -> dict[int, float]:
-    """round -> accuracy on all clips, in %; models of clients' own are measured on their own."""
+    """Read round -> accuracy on all clips, in %; personal models are measured on own clips."""
     curve = read_curve(path, facts_of("kws", ""))
     rows = enumerate(read_tsv(path, facts_of("kws", "").header), 2)
     clips = {row["client"]: count(row, "clips", path, line) for line, row in rows}
@@ -370,9 +370,9 @@ def _read_accuracy(path: Path) -> dict[int, float]:
 
 
 def _check_name(run: Run, seed: str) -> None:
-    """Insist that the folders' names say what the configuration does."""
+    """Raise `UserError` if the folders' names contradict the configuration."""
     options, setting = run.options, run.setting
-    # Those of pretrained models are called as the recipe's configuration has them.
+    # Pretrained models are named by the recipe's configuration, not by their network.
     own = is_pretrained(options.model)
     pairs = {
         "network": (setting.network, setting.network if own else options.model.get("network")),
@@ -381,20 +381,20 @@ def _check_name(run: Run, seed: str) -> None:
     }
     for option, value in changes_of(setting.option, setting.value):
         pairs[option] = canonical(value), run.value_of(option)
-    for name, (said, found) in pairs.items():
-        if said != found:
-            raise UserError(f"{name} is {found}, the folder says {said}", path=run.where)
+    for name, (named, found) in pairs.items():
+        if named != found:
+            raise UserError(f"{name} is {found}, but the folder says {named}", path=run.where)
 
 
 def _check_alike(run: Run, other: Run) -> None:
-    """Insist that runs of a setting differ in the seed alone: a mean of others says nothing."""
+    """Raise `UserError` if runs of a setting differ in more than the seed: do not average them."""
     theirs = {**vars(other.options), "seed": run.seed}
     if difference := next(differences(theirs, vars(run.options)), ""):
         problem = f"not another seed of {other.path}: {difference}"
-        remedy = "train both with the same options, or report them apart"
+        remedy = "train both with the same options, or report them separately"
         raise UserError(problem, path=run.where, remedy=remedy)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """A key that puts seed10 after seed2."""
+    """Return a sort key that puts seed10 after seed2."""
     return [(int(digits or 0), text) for text, digits in re.findall(r"(\D+)(\d*)", str(path))]

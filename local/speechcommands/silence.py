@@ -1,4 +1,4 @@
-"""Silence: pieces of the recordings of noise, shared out to the sets, and clips cut from them."""
+"""Silence: pieces of the recordings of noise, divided among the sets, and clips cut from them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from corpus import SETS, SILENCE, Clip
 from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator, seed64
 
-# A piece of noise is so many clips long.
+# Length of a piece of noise, in clips.
 PIECE_CLIPS = 2.0
-# Of the pieces of noise: one for valid, and one for test, of so many.
+# Of this many pieces of noise, one is for valid and one for test.
 PIECES_TO_ONE = 5
 
 
@@ -28,10 +28,10 @@ class Piece(NamedTuple):
 def share_noise(
     noise: list[Clip], seed: int, folder: Path, seconds: float
 ) -> dict[str, list[Piece]]:
-    """Cut the recordings into pieces of two clips' length, and give every set pieces of its own.
+    """Cut the recordings into pieces of two clips' length, and divide them among the sets.
 
-    A recording of less than four clips' length is one piece, and one of less than a clip's none.
-    Valid and test have the same share of each recording, as far as whole pieces allow.
+    A recording shorter than four clips is one piece, and one shorter than a clip is left out. Valid
+    and test have the same share of each recording, as far as whole pieces allow.
     """
     pieces = []
     for recording in sorted(noise, key=lambda recording: recording.path.name):
@@ -45,7 +45,7 @@ def share_noise(
     if len(pieces) < len(SETS):
         length = "a second" if seconds == 1 else f"{seconds:g} seconds"
         remedy = f"put {len(SETS)} recordings of {length} or more there, or give --silence false"
-        problem = "too little noise to cut each set's silence from its own"
+        problem = "too little noise for each set to have its own"
         raise UserError(problem, path=folder, remedy=remedy)
     shares: dict[str, list[Piece]] = {name: [] for name in SETS}
     for number, piece in enumerate(pieces):
@@ -56,7 +56,7 @@ def share_noise(
 def cut_silence(
     name: str, words: list[Clip], noise: list[Piece], count: int, seed: int, seconds: float
 ) -> list[Clip]:
-    """Cut `count` clips of silence for a set, and give each to the speaker of one of its words.
+    """Cut `count` clips of silence for a set, each assigned to the speaker of one of its words.
 
     No piece is used again before all others are.
     """

@@ -1,7 +1,7 @@
-"""The tables of keyword spotting, in Markdown, as those of X.-C. Li et al., Interspeech 2022.
+"""The tables of keyword spotting, in Markdown, like those of X.-C. Li et al., Interspeech 2022.
 
 Figures are means over seeds +- their sample standard deviation, the number of seeds in brackets;
-what was not run is a dash.
+a dash stands for experiments that were not run.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from fedtools.report.results import epochs_text, size_text
 from fedtools.score.crossed import Difference
 from fedtools.score.detection import RATES
 
-# Options that figure 3 varies, as the paper writes them.
+# Options that figure 3 varies -> their symbols in the paper.
 SYMBOLS = {"smoothing": "mu", "adversarial": "lambda"}
 
 PUBLISHED_COLUMNS = ("source", "classes", "network", "method", "quantity", "value", "note")
 
 
 class Published:
-    """Others' figures, from a table with `PUBLISHED_COLUMNS`; a task is known by its classes."""
+    """Published figures, from a table with `PUBLISHED_COLUMNS`; classes identify a task."""
 
     def __init__(self, path: str | Path | None):
         self._rows = read_tsv(path, PUBLISHED_COLUMNS) if path else []
 
     def value(self, source: str, classes: int, network: str, method: str, quantity: str) -> str:
-        """A figure as it was published, or a dash."""
+        """Return a published figure, or a dash."""
         place = (source, str(classes), network, method, quantity)
         wanted = dict(zip(PUBLISHED_COLUMNS[:5], place, strict=True))
         found = (row["value"] for row in self._rows if wanted.items() <= row.items())
         return next(found, "-")
 
     def table(self, source: str, classes: Container[str]) -> str:
-        """Figures of one place in the paper, in a table of their own; empty without any."""
+        """Return a table of the figures from one place in the paper, "" without any."""
         rows = [
             [
                 row["classes"],
@@ -71,7 +71,7 @@ class Published:
 
 
 def clients_table(runs: Runs, published: Published, here: str) -> str:
-    """Table 1: how the clips are spread over clients; `here` names what was measured here."""
+    """Return table 1: the distribution of clips over clients; `here` names our own figures."""
     rows = []
     for task in runs.tasks:
         classes, sizes, test, _ = runs.data[task]
@@ -88,10 +88,10 @@ def clients_table(runs: Runs, published: Published, here: str) -> str:
 
 
 def centralized_table(runs: Runs, published: Published, here: str) -> str:
-    """Table 2: parameters, and accuracy after centralised training."""
+    """Return table 2: parameters, and accuracy after centralised training."""
     rows = []
     for task, network in runs.columns:
-        # The fewest: the released FedKWS-UI and ALO have a private head beside the network's.
+        # The minimum, because the released FedKWS-UI and ALO add a private head to the network.
         parameters = min(run.parameters for run in runs.having(task=task, network=network))
         ours = cell([run.final for run in runs.get(task, network, "centralized")])
         theirs = [
@@ -107,7 +107,7 @@ def centralized_table(runs: Runs, published: Published, here: str) -> str:
 
 
 def settings_table(runs: Runs) -> str:
-    """What the networks were trained with; several values where tasks or methods differ."""
+    """Return the table of the networks' training settings, with the values of all runs."""
     rows = []
     for network in runs.networks:
         for federated in (True, False):
@@ -137,7 +137,7 @@ def _sizes(run: Run) -> str:
 _SETTINGS: dict[str, Callable[[Run], object]] = {
     "Rounds": lambda run: run.options.rounds,
     "Clients a round": _clients_per_round,
-    # With 0 it is epochs that are counted.
+    # With 0, clients train by epochs instead.
     "Local steps": lambda run: run.method.local_steps or "-",
     "Clips a step": lambda run: run.training.batch_size,
     "Optimiser": lambda run: run.training.optim,
@@ -153,13 +153,13 @@ def _values(found: Iterable[object]) -> str:
 
 @dataclass(frozen=True)
 class AccuracyTable:
-    """Accuracies of rows by task and network, and columns of differences to some rows.
+    """Accuracies of rows by task and network, and columns of differences to reference rows.
 
     Attributes:
         runs: all experiments.
         rows: name -> the runs of each of `runs.columns`.
-        references: names that `named` has, of rows of this table or another.
-        best: whether the best accuracy is in bold where there are no references.
+        references: names of reference rows, as for `named`, of this table or another.
+        best: whether the best accuracy is in bold if there are no references.
     """
 
     runs: Runs
@@ -169,7 +169,7 @@ class AccuracyTable:
 
     @cached_property
     def differences(self) -> list[list[list[Difference | None]]]:
-        """Of each reference, task and network, a difference for each row."""
+        """Return, for each reference, task and network, a difference for each row."""
         found = []
         for name in self.references:
             others = named(self.runs, name)
@@ -180,12 +180,12 @@ class AccuracyTable:
         return found
 
     def markdown(self) -> str:
-        """The table; in bold is what is better than a reference."""
+        """Return the table; figures that are better than a reference are in bold."""
         table = [[name, *map(_lasting, found)] for name, found in self.rows.items()]
         header = ["Method", *_headings(self.runs)]
         for column in range(1, len(header) if self.best and not self.references else 1):
             embolden(table, column, max)
-        # All of a reference in this table are one family of tests.
+        # All differences to a reference in this table are one family of tests.
         flat = [[one for column in found for one in column] for found in self.differences]
         texts = [cells(found, 1) for found in flat]
         for place in reversed(range(len(self.runs.columns))):
@@ -197,17 +197,17 @@ class AccuracyTable:
 
     @property
     def note(self) -> str:
-        """How the columns of differences are to be read; empty without any."""
+        """Return a note on how to read the columns of differences, "" without any."""
         if not self.references:
             return ""
         found = [[one for column in of for one in column] for of in self.differences]
         several = any(len(own) > 1 for row in self.rows.values() for own in row)
-        said = note_of(self.references, found, several, "accuracy")
-        return f" {said}" + " Seeds are those that both have." * several
+        text = note_of(self.references, found, several, "accuracy")
+        return f" {text}" + " Only seeds that both have are compared." * several
 
 
 def named(runs: Runs, name: str) -> list[list[Run]]:
-    """The runs of the row of that name, for each task and network.
+    """Return the runs of the row with a name, for each task and network.
 
     Raises:
         UserError: if there is no such row.
@@ -217,31 +217,31 @@ def named(runs: Runs, name: str) -> list[list[Run]]:
         if varied(*one) == name:
             return [runs.get(*place, *one) for place in runs.columns]
     rows = ", ".join(sorted(f"{varied(*one)!r}" for one in settings))
-    raise UserError(f"no row {name!r} to show differences to", remedy=f"there are {rows}")
+    raise UserError(f"no row {name!r} to compare with", remedy=f"choose one of {rows}")
 
 
 def accuracy_table(runs: Runs, references: Sequence[str] = ()) -> AccuracyTable:
-    """Figure 2: accuracy at the end, of every method, network and task."""
+    """Return the table of figure 2: final accuracy of every method, network and task."""
     methods = runs.methods(True)
     rows = {title_of(one): [runs.get(*place, one) for place in runs.columns] for one in methods}
     return AccuracyTable(runs, rows, references)
 
 
 def ablations(runs: Runs) -> list[str]:
-    """What figure 3 can show: "alt", and those of `SYMBOLS` that were varied."""
+    """Return what figure 3 can show: "alt", and the options of `SYMBOLS` that were varied."""
     found = {(setting.method, setting.option) for setting in runs.complete}
     shown = {"alt": ("alt", ""), **{option: ("fedkws_ui", option) for option in SYMBOLS}}
     return [name for name, place in shown.items() if place in found]
 
 
 def ablation_table(runs: Runs, references: Sequence[str] = ()) -> AccuracyTable:
-    """Figure 3: ALT alone beside FedAvg, and FedKWS-UI with other values of mu and lambda."""
+    """Return the table of figure 3: ALT alone and FedAvg, and FedKWS-UI by mu and lambda."""
     rows = {
         title_of(method): [runs.get(*place, method) for place in runs.columns]
         for method in ("fedavg", "alt", "alo", "fedkws_ui")
     }
     changed = {(at.method, at.option) for at in runs.complete if at.option}
-    # Those of the paper first, in its order.
+    # The paper's options first, in its order.
     ranks = {pair: (pair[0], [*SYMBOLS, pair[1]].index(pair[1]), pair[1]) for pair in changed}
     for method, option in sorted(changed, key=ranks.__getitem__):
         found = [ablation(runs, *place, method, option) for place in runs.columns]
@@ -254,10 +254,10 @@ def ablation_table(runs: Runs, references: Sequence[str] = ()) -> AccuracyTable:
 
 
 def ablation(runs: Runs, task: str, network: str, method: str, option: str) -> dict[str, list[Run]]:
-    """Value of an option of a method -> runs that differ in it alone, by rising values.
+    """Return value of a method's option -> runs that differ only in it, in order of values.
 
-    The method as it is configured is one of them, by its runs of the others' seeds: a mean over
-    more seeds could not be compared. Without others there is none.
+    The method as configured is included with its runs of the same seeds only, since a mean over
+    more seeds could not be compared. Without runs of changed values, the result is empty.
     """
     found = {
         setting.value: seeds
@@ -273,7 +273,7 @@ def ablation(runs: Runs, task: str, network: str, method: str, option: str) -> d
 
 
 def by_value(text: str) -> tuple[float, str]:
-    """A key that sorts numbers as such, before words."""
+    """Return a sort key that orders numbers by value, before words."""
     try:
         return float(text), ""
     except ValueError:
@@ -281,7 +281,7 @@ def by_value(text: str) -> tuple[float, str]:
 
 
 def detection_table(runs: Runs, published: Published, here: str) -> str:
-    """Table 3: false accepts and rejects; empty if nobody measured them."""
+    """Return table 3: false accepts and rejects, "" if they were not measured."""
     rows = []
     for task, network, method in runs.places:
         found = [run.detection() for run in runs.get(task, network, method)]
@@ -299,7 +299,7 @@ def detection_table(runs: Runs, published: Published, here: str) -> str:
 
 
 def private_table(runs: Runs) -> str:
-    """Whether private models overfit; empty if nobody measured it."""
+    """Return the table of private models' accuracies, "" if they were not measured."""
     rows = []
     for place in runs.places:
         found = {at: seeds for at, seeds in runs.complete.items() if at[:3] == place}
@@ -314,7 +314,7 @@ def private_table(runs: Runs) -> str:
 
 
 def cost_table(runs: Runs) -> str:
-    """What the runs cost, from their ledgers: means over seeds, those with a changed option too."""
+    """Return the table of costs from the ledgers: means over seeds, also for changed options."""
     rows = []
     for place in runs.places:
         found = {at: seeds for at, seeds in runs.complete.items() if at[:3] == place}
@@ -328,7 +328,7 @@ def cost_table(runs: Runs) -> str:
 
 
 def varied(method: str, option: str, value: str) -> str:
-    """A method's name in tables, with what was changed of it."""
+    """Return a method's name in tables, with its changed options."""
     changed = changes_of(option, value)
     return "".join([title_of(method), *(f", {SYMBOLS.get(one, one)} = {v}" for one, v in changed)])
 
@@ -342,7 +342,7 @@ def _lasting(runs: Sequence[Run]) -> str:
 
 
 def cell(values: Sequence[float]) -> str:
-    """Mean, standard deviation and number of seeds: "81.20 ± 0.45 (3)"; a dash of none."""
+    """Format mean, standard deviation and number of seeds, "81.20 ± 0.45 (3)"; "-" if none."""
     if not values:
         return "-"
     return f"{with_deviation(values, '{:.2f}'.format)} ({len(values)})"

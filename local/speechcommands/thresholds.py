@@ -1,7 +1,7 @@
-"""False rejects at given false accepts: of clips, and an hour of running speech; table and picture.
+"""False rejects at given false accepts, of clips and per hour of running speech: table and picture.
 
-A figure is the mean over seeds of what each model has at the threshold that gives it so many false
-accepts: nobody knows another one that is the same for all.
+A figure is the mean over seeds of each model's false rejects at the threshold at which this model
+has the given false accepts, because thresholds of different models are not comparable.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 DET_FILE, ALARMS, HEARD = "det_test.tsv", "false_alarms_", "curve_"
 NOTE = (
-    "A clip, or a window that slides over speech, is taken for the most probable keyword if its "
-    "log odds are above a threshold. FR: clips of keywords below the threshold that gives the "
-    "false accepts (FA) of the column, in %; FA are in % of the clips of negative classes, or an "
-    "hour of speech whose transcripts have no keyword, where at most one word is accepted within "
-    "the length of a clip."
+    "A clip, or a sliding window of speech, is accepted as the most probable keyword if its log "
+    "odds are above a threshold. FR: clips of keywords below the threshold that gives the false "
+    "accepts (FA) of the column, in %. FA are in % of the clips of negative classes, or per hour "
+    "of speech whose transcripts have no keyword, where at most one word is accepted within the "
+    "length of a clip."
 )
-# Axes by normal deviates, in %.
+# Ticks and ends of the axes with normal deviate scales, in %.
 _TICKS = (0.1, 1, 5, 20, 50, 80, 95, 99)
 _ENDS = (0.05, 99.7)
 _POINTS = 200
@@ -41,20 +41,24 @@ Curve = tuple[np.ndarray, np.ndarray]
 
 
 def speech_of(runs: Runs) -> dict[str, float]:
-    """The running speech that all those have heard that have heard any: name -> hours."""
+    """Return name -> hours of the running speech that runs were tested on.
+
+    Raises:
+        UserError: if runs were tested on different hours of it.
+    """
     found: dict[str, float] = {}
     for run in runs.having():
         for path in sorted(run.path.glob(f"{ALARMS}*.tsv")):
             name = path.stem.removeprefix(ALARMS)
             hours = (_row(run, name) or {})["hours"]
             if found.setdefault(name, hours) != hours:
-                problem = f"{hours:g} hours of {name}, others have heard {found[name]:g}"
+                problem = f"{hours:g} hours of {name}, but other runs have {found[name]:g}"
                 raise UserError(problem, path=path, remedy="run fedtools false-alarms again")
     return found
 
 
 def threshold_table(runs: Runs) -> str:
-    """Of every row that was measured, false rejects at given false accepts; empty without any."""
+    """Return the table of false rejects at given false accepts, "" if none were measured."""
     speech, rows = speech_of(runs), []
     for place in runs.places:
         settings = [at for at in runs.complete if at[:3] == place]
@@ -72,7 +76,7 @@ def threshold_table(runs: Runs) -> str:
 
 
 def _columns(speech: Iterable[str]) -> list[Callable[[Run], list[float]]]:
-    """What gives the value of each column for a run, or nothing."""
+    """Return a function for each column that returns a run's value, as a list; [] if none."""
 
     def of_clips(share: float) -> Callable[[Run], list[float]]:
         return lambda run: [float(at(curve, share)) for curve in _det(run)]
@@ -93,7 +97,7 @@ def _row(run: Run, name: str) -> dict[str, float] | None:
 
 
 def _det(run: Run) -> list[Curve]:
-    """The DET curve of a run's clips in %; nothing where it was not measured."""
+    """Read the DET curve of a run's clips, in %; return [] if it was not measured."""
     return _read(run.path / DET_FILE, DET, 100)
 
 
@@ -114,7 +118,7 @@ def _read(path: Path, columns: Sequence[str], scale: float) -> list[Curve]:
 
 
 def at(curve: Curve, accepts: float | np.ndarray) -> np.ndarray:
-    """False rejects at the lowest threshold with no more false accepts; 100 % where none has."""
+    """Return false rejects at the lowest threshold with no more false accepts, 100 % if none."""
     places = np.searchsorted(curve[0], accepts, "right") - 1
     return np.where(places >= 0, curve[1][places.clip(0)], 100.0)
 
@@ -123,12 +127,12 @@ def at(curve: Curve, accepts: float | np.ndarray) -> np.ndarray:
 
 
 def plot_thresholds(path: Path, runs: Runs, title: str) -> None:
-    """Draw DET curves of clips, and false rejects by false accepts an hour, of what was measured.
+    """Draw DET curves of clips, and false rejects by false accepts an hour, where measured.
 
     Args:
         path: the PNG.
-        runs: of some `places_drawn`.
-        title: of the whole.
+        runs: runs with at least one of `places_drawn`.
+        title: the title of the whole figure.
     """
     from fedtools.files.drawing import drawing
 
@@ -147,7 +151,7 @@ def plot_thresholds(path: Path, runs: Runs, title: str) -> None:
 
 
 def places_drawn(runs: Runs) -> list[tuple[str, str]]:
-    """Tasks and networks of which a method without a changed option has a curve."""
+    """Return the tasks and networks for which a method without a changed option has a curve."""
     speech, found = speech_of(runs), list[tuple[str, str]]()
     for place in runs.columns:
         own = [run for one in runs.places if one[:2] == place for run in runs.get(*one)]
@@ -157,7 +161,7 @@ def places_drawn(runs: Runs) -> list[tuple[str, str]]:
 
 
 def _draw_place(row: Sequence[Axes], runs: Runs, place: tuple[str, str], speech: list[str]) -> None:
-    """The panels of a task and a network: of clips, and of each running speech."""
+    """Draw the panels of a task and a network: of clips, and of each running speech."""
     from fedtools.files.drawing import look
 
     for index, method in enumerate((*runs.methods(True), *runs.methods(False))):
@@ -183,7 +187,7 @@ def _draw_place(row: Sequence[Axes], runs: Runs, place: tuple[str, str], speech:
 
 
 def _mean(curves: Sequence[Curve], accepts: np.ndarray) -> np.ndarray:
-    """The mean over seeds of false rejects, as normal deviates within the picture."""
+    """Return the mean over seeds of false rejects, as normal deviates within the picture."""
     mean = np.mean([at(curve, accepts) for curve in curves], 0)
     found: np.ndarray = norm.ppf(mean.clip(*_ENDS) / 100)
     return found

@@ -3,7 +3,7 @@
 # caller's options and folders.
 # shellcheck disable=SC2154  # run.sh's options and folders, and the commands of cmd.sh
 
-# Of the parts that have any: utterances of their speakers of which no model has anything.
+# Print the held-out sets of parts that have one: utterances of a part's speakers that are in no model.
 held_sets() {
     local part
     for part in part1 part2; do
@@ -11,8 +11,9 @@ held_sets() {
     done
 }
 
-# The list of experiments: the global model, and federations of one round, which begin with it and whose
-# clients are a part's speakers. What defences cost is measured on these, and on the Indicator's.
+# Print the list of experiments: the global model, and federations of one round, which start from it and
+# whose clients are a part's speakers. The cost of defences is measured on the part's held-out utterances
+# and on the Indicator's speakers.
 plan() {
     local part own
     experiment "${global}" - "${seed}" baseline centralized "${train}" "${valid}" "${assets[@]}" \

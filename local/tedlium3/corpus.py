@@ -1,26 +1,26 @@
-"""Reading TED-LIUM 3: what its transcripts say of a talk, and whether the audio is there.
+"""A reader of TED-LIUM 3: utterances from its transcripts, with a check of the audio.
 
-What a reader of the corpus trips over, and what is done about it:
+Quirks of the corpus, and how they are handled:
 
 layout      <partition>/{train,dev,test}/{stm/*.stm,sph/*.sph}, where the partition is `legacy` (dev
             and test are those of releases 1 and 2) or `speaker-adaptation` (16 and 16 speakers).
-            The training audio is `data/sph`, which the partitions link to: where a link was lost,
-            it is taken from there.
-lines       <audio> <channel> <speaker> <start> <end> [<label>] <words>. Field 1 names the audio,
-            which the name of the stm file does not always do. `;;` begins a comment.
+            The training audio is in `data/sph`, to which the partitions link; if a link is missing,
+            the audio is taken from there.
+lines       <audio> <channel> <speaker> <start> <end> [<label>] <words>. Field 1 names the audio;
+            the name of the stm file may differ from it. `;;` begins a comment.
 speakers    In training a "speaker" is a talk (AlGore_2006), in the legacy dev and test sets a
-            person (Al_Gore, in the audio AlGore_2009). Both are kept: `talk` is the speaker as it
-            stands there, `person` the name before `_YEAR`, or a name without a year without its
-            underscores. Some names are one person (`ALIASES`); some persons share a name
-            (ChrisAnderson), which nothing here can tell.
-labels      <o,f0,male> and, in older files, <F0_M>; <NA> says nothing; some lines have none.
+            person (Al_Gore, in the audio AlGore_2009). Both are kept: `talk` is the speaker field,
+            and `person` the name before `_YEAR`, or a name without a year without its underscores.
+            Some persons have several names (`ALIASES`); some names are shared by several persons
+            (ChrisAnderson), who cannot be distinguished.
+labels      <o,f0,male> and, in older files, <F0_M>; <NA> gives no gender; some lines have no label.
 times       Seconds. Segments overlap by some hundredths, and are not always in order. Kaldi's
-            recipe cuts hundredths off (8.29 becomes 8.28, as 8.29 * 100 < 829 there); here they
-            are rounded.
+            recipe truncates to hundredths (8.29 becomes 8.28, as 8.29 * 100 < 829 there); here
+            times are rounded.
 not scored  Lines of `ignore_time_segment_in_scoring`, mostly of the speaker `inter_segment_gap`.
-words       `it 's` is one word, but the quotation mark in `' cause` is none, and `'cause` and `'em`
-            are words. `<unk>`, `<sil>`, `{NOISE}`, pronunciation variants as in `the(2)`, and keys
-            in parentheses at the end of a line are no words.
+words       `it 's` is one word, but the quotation mark in `' cause` is not a word, and `'cause` and
+            `'em` are words. `<unk>`, `<sil>`, `{NOISE}`, the variant numbers in `the(2)`, and keys
+            in parentheses at the end of a line are not words.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from fedtools.files.text_files import TABLE, read_bytes
 PARTITIONS = ("legacy", "speaker-adaptation")
 SETS = ("train", "dev", "test")
 IGNORED = "ignore_time_segment_in_scoring"
-# What follows a name in `AlGore_2006`, `TomWujec_2009GU`, `MarisaFickJordan_2007G2`.
+# The suffix of a name in `AlGore_2006`, `TomWujec_2009GU`, `MarisaFickJordan_2007G2`.
 YEAR = re.compile(r"_((?:19|20)[0-9]{2}[A-Za-z0-9]{0,2})$")
 NAME = re.compile(r"[A-Za-z0-9_]{1,80}")
 TIME = re.compile(r"[0-9]{1,7}(\.[0-9]{1,9})?", re.ASCII)
-# What may follow an apostrophe that was split off its word; `o 'clock` and `y 'all` too.
+# Suffixes that are written apart from their words, and the words `o 'clock` and `y 'all`.
 SUFFIXES = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}
 SPLIT_WORDS = {("o", "'clock"), ("y", "'all")}
-# Names that the published list of talks has for one person: titles of talks, and spellings.
+# Other names of a person in the published list of talks: with a talk's title, or spelt differently.
 ALIASES = dict(
     pair.split("=")
     for pair in """
@@ -89,40 +89,40 @@ class Utterance:
 
 
 class LineError(Exception):
-    """A line that cannot be used; its text is the reason."""
+    """An unusable line; its text is the reason."""
 
 
 class NotScored(Exception):
-    """A line that says that nobody transcribed this part of the audio."""
+    """A line that marks a part of the audio as not transcribed."""
 
 
 # --- one line -------------------------------------------------------------------------------------
 
 
 def person_of(talk: str) -> str:
-    """The person of a talk: AlGore of AlGore_2006, and of Al_Gore, which has no year."""
+    """Return the person of a talk: AlGore for AlGore_2006, and for Al_Gore, which has no year."""
     name = YEAR.sub("", talk)
     return ALIASES.get(name) or (name if name != talk else name.replace("_", ""))
 
 
 def event_of(talk: str) -> str:
-    """The year of a talk and the letters after it, which tell occasions apart; "" without."""
+    """Return a talk's year and the letters after it, which distinguish events, or ""."""
     year = YEAR.search(talk)
     return year[1] if year else ""
 
 
 def gender_of(label: str) -> str:
-    """m or f by a label, <o,f0,female> or <F0_F>; "" where it does not say."""
+    """Return m or f from a label, <o,f0,female> or <F0_F>, or "" if it gives no gender."""
     found = re.fullmatch(r"<(?:.*,)?(male|female)>|<F[0-9]_([MF])>", label, re.IGNORECASE)
     return (found[1] or found[2])[0].lower() if found else ""
 
 
 def words_of(transcript: str) -> str:
-    """The words of a transcript, lower case, single-spaced; "" if there is none."""
+    """Return the words of a transcript, lower case, single-spaced, or "" if there is none."""
     words: list[str] = []
     for token in re.sub(r"\([^() ]*\)", " ", transcript.lower()).split():
         if token == "<unk>":
-            words.append(token)  # what belongs to an unknown word must not be joined to another
+            words.append(token)  # kept until the end, so that its suffix joins no other word
         elif re.fullmatch(r"<[^<>]*>|\{[^{}]*\}|\[[^][]*\]|'+", token):
             continue
         elif words and (token in SUFFIXES or (words[-1], token) in SPLIT_WORDS):
@@ -133,22 +133,22 @@ def words_of(transcript: str) -> str:
 
 
 def hundredths(time: str) -> int:
-    """A time in seconds as hundredths, rounded; what is no time is a `LineError`."""
+    """Return a time of seconds in hundredths, rounded; raise `LineError` if it is invalid."""
     if not TIME.fullmatch(time):
         raise LineError("malformed line")
     return int((100 * Decimal(time)).to_integral_value(ROUND_HALF_UP))
 
 
 def parse_line(line: str, audio_of: Path) -> Utterance | None:
-    """Read one line of a stm file; None for a comment and an empty line.
+    """Read one line of a stm file; return None for a comment or an empty line.
 
     Args:
         line: the line, without its end.
         audio_of: the folder with the audio.
 
     Raises:
-        LineError: with the reason, if it cannot be used.
-        NotScored: if it has no transcript by intention.
+        LineError: with the reason, if the line is unusable.
+        NotScored: if the line is deliberately without transcript.
     """
     fields = line.split()
     if not fields or fields[0].startswith(";;"):
@@ -164,9 +164,9 @@ def parse_line(line: str, audio_of: Path) -> Utterance | None:
         label = ""
     text = words_of(" ".join(words[1:] if label else words))
     if not (NAME.fullmatch(audio) and NAME.fullmatch(talk) and person_of(talk)):
-        raise LineError("a name that is not letters, digits and _")
+        raise LineError("name with characters other than letters, digits and _")
     if not text.isprintable():
-        raise LineError("characters that do not print")
+        raise LineError("unprintable characters")
     if not text:
         raise LineError("no words")
     if times[0] >= times[1]:
@@ -178,7 +178,7 @@ def parse_line(line: str, audio_of: Path) -> Utterance | None:
 
 
 def find_partition(corpus: Path, partition: str) -> Path:
-    """The absolute path of a partition's folder, which has train, dev and test."""
+    """Return the absolute path of a partition's folder, which has train, dev and test."""
     corpus = corpus_folder(corpus, "the unpacked TEDLIUM_release-3")
     for part in SETS:
         folder = corpus / partition / part / "stm"
@@ -193,8 +193,8 @@ def read_set(folder: Path, dropped: Dropped) -> list[Utterance]:
     """Read the utterances of one set, sorted by audio and time, each within its audio.
 
     Args:
-        folder: the set's, with stm and sph.
-        dropped: the lines that are left out are added to it.
+        folder: the set's folder, with stm and sph.
+        dropped: counts of dropped lines by reason, added to.
     """
     found: dict[tuple[str, int, int], Utterance] = {}
     lengths: dict[str, float | str] = {}
@@ -218,9 +218,9 @@ def read_set(folder: Path, dropped: Dropped) -> list[Utterance]:
 
 
 def within_audio(utterance: Utterance, folder: Path, lengths: dict[str, float | str]) -> Utterance:
-    """The utterance with its audio's path and an end that is not after the audio's.
+    """Return the utterance with its audio's path, cut at the end of the audio.
 
-    `lengths` remembers the seconds of each audio, or why it cannot be read.
+    `lengths` caches the seconds of each audio, or why it cannot be read.
 
     Raises:
         LineError: if the audio cannot be read, or the segment is not within it.

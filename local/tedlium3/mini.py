@@ -1,30 +1,30 @@
 #!/usr/bin/env python3
-"""A small TED-LIUM 3, spoken by espeak-ng, in the layout of the corpus' owners.
+"""Make a small TED-LIUM 3, spoken by espeak-ng, in the layout of the corpus' owners.
 
     mini.py OUT [--speakers N] [--talks N] [--channels N] [--seconds N]
 
 writes OUT/TEDLIUM_release-mini/{data/{sph,stm},legacy,speaker-adaptation,SHA256SUMS}: 80 persons of
-six accents (see local/voices.py) who train, and 8 and 8 of the legacy dev and test sets, about two
-hours and a half. `speaker-adaptation` has other dev and test sets, of persons who train in
+six accents (see local/voices.py) in train, and 8 each in the legacy dev and test sets, about two
+hours and a half. `speaker-adaptation` has other dev and test sets, of persons who are in train in
 `legacy`. Both link to the audio in `data/sph`, but the legacy dev and test sets have their own.
 
 Every eighth person speaks for well over half a minute (enough for one personalised model of 40
 seconds), every fourth has two talks of nearly a minute, of different years, and the others have one
-of over a minute and a half. A talk has a channel of its own: distance, noise, and colour.
+of over a minute and a half. Each talk has its own channel: distance, noise, and spectral tilt.
 
---speakers, --talks and --seconds give another number of persons who train, of talks of each of
-them, and more speech: each of these talks has enough for two personalised models of so many
-seconds. With --channels, the talks of a person go through so many filters in turn, drawn at random
-for this person alone: as many as talks give each talk one of its own, 1 the same to all.
+--speakers and --talks set the number of persons in train and of talks per person. With --seconds,
+each of these talks has enough speech for two personalised models of this length. With --channels,
+the talks of a person are passed through this number of filters in turn, which are drawn at random
+for each person: with as many channels as talks each talk has its own, with 1 all share one.
 
-The stm files have what prepare.py has to deal with: overlapping segments and segments in another
-order, old labels, comments, what is not scored, words split at their apostrophes, `<unk>`, `<sil>`,
-`{NOISE}`, pronunciation variants, and one file that is not called like its audio. Between two
-sentences all samples are zero, so that the times of an stm file can be read off the audio: it can
-be made again without speaking again.
+The stm files have the quirks that prepare.py has to handle: overlapping segments and segments out
+of order, old labels, comments, unscored segments, words split at their apostrophes, `<unk>`,
+`<sil>`, `{NOISE}`, pronunciation variants, and one file whose name differs from its audio's.
+Between two sentences all samples are zero, so that the times of an stm file can be read off the
+audio: the file can be rewritten without a new synthesis.
 
 The same seed gives the same bytes on the same machine. A second run checks every file by its hash
-and makes what is missing or damaged; so does the run after one that was killed.
+and makes what is missing or damaged, also after a run that was killed.
 """
 
 from __future__ import annotations
@@ -40,32 +40,33 @@ import numpy as np
 from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.errors import UserError
 
-# What the makers of all corpora share lies in the folder above; this one may be a link to ours.
+# Code that all mini corpora share is in the folder above; resolve() because this one may be a link.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 from synthesis import make_corpus, recipe_of, run
 from voices import ACCENTS, RATE, Speaker, Synthesiser, make_speaker, random_of
 
 PERSONS = {"train": 80, "dev": 8, "test": 8}
-# Persons who train in `legacy`, and are the dev and test sets of `speaker-adaptation`.
+# Persons who are in train in `legacy`, and in dev and test in `speaker-adaptation`.
 ADAPTATION = {"dev": range(0, 80, 10), "test": range(5, 80, 10)}
 SHORT, HALF, WHOLE, HELD_OUT = 9, 13, 24, 12
-"""Sentences of a talk: of those who say little, of one of two, of one alone, of dev and test."""
+"""Sentences per talk: of a short talk, of each of two talks, of a single talk, of dev and test."""
 LONGEST = 100_000
-# Times the speech of two models, for a talk: words take about four fifths of the time that they
-# should by a voice's words a minute.
+# A talk has this many times the speech of two models, because words take only about four fifths of
+# the time that a voice's nominal words per minute imply.
 SPARE = 1.3
-# Seconds more for each: a set ends with a sentence, and what overlaps with the first is lost.
+# Extra seconds for each model: a set ends with a whole sentence, and sentences that overlap with
+# the first set are lost.
 MARGIN = 5
 FIRST = "Ada Ben Cleo Dan Eva Finn Gina Hugo Iris Jon Kira Leo Mona Nils Olga Paul".split()
 LAST = "North Brook Hill Stone Reed Woods".split()
-# With more persons than these have names, two of the last names are one.
+# If there are more persons than names, last names are formed from two.
 LAST += [one + other.lower() for one in LAST for other in LAST]
-# Of the filter of a channel: where its gains are drawn, in Hz, their deviation in dB, and its taps.
+# A channel's filter: frequencies of its random gains in Hz, their deviation in dB, number of taps.
 BANDS = (0, 250, 500, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
 DEVIATION, TAPS = 6.0, 255
 YEARS = 80
 GAP = np.zeros(2 * RATE // 5)
-# Zero samples between sentences; within one, noise is never zero for so long.
+# Zero samples that separate sentences; the noise within one is never zero for this long.
 SILENT = RATE // 5
 WORDS = {
     "N": "teacher doctor river city engine garden market machine forest bridge village window "
@@ -94,19 +95,19 @@ TEMPLATES = (
     "what if the P i 've met V a A N T",
     "she 'll say that the A N V her P T",
 )
-"""Capitals stand for one of WORDS or TIMES, the rest for itself, as it stands in a stm file."""
+"""A capital stands for an entry of WORDS or TIMES; other words are literal, as in a stm file."""
 UNKNOWN = "zorvane bleckle tumbrio pradda".split()
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How many persons train, what they say, and through what; 0: as it is without the option.
+    """Sizes of the training set; 0 for the default.
 
     Attributes:
-        speakers: who train.
-        talks: of each of them.
-        channels: of each of them.
-        seconds: of each of the two models that a talk has the speech for.
+        speakers: number of persons.
+        talks: number of talks per person.
+        channels: number of channels per person.
+        seconds: length of each of the two models for which a talk has speech.
     """
 
     speakers: int = 0
@@ -117,9 +118,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Talk:
-    """One talk: its name, who speaks, and the sentences, (as spoken, as written) each.
+    """A talk: its name, its speaker, and its sentences, each (as spoken, as written).
 
-    `taps` are those of its channel's filter; there is none where a talk has a colour drawn.
+    `taps` are the taps of its channel's filter; None if the talk has a random spectral tilt.
     """
 
     name: str
@@ -131,12 +132,12 @@ class Talk:
 
     @property
     def folder(self) -> str:
-        """Where its files are: those who train, in data; others in their set's folder."""
+        """Return the folder of the talk's files: data for train, else the set's folder."""
         return "data" if self.part == "train" else f"legacy/{self.part}"
 
     @property
     def stm(self) -> str:
-        """The stem of its stm file."""
+        """Return the stem of the talk's stm file."""
         return f"{self.name}_clean" if self.part == "train" and self.person == 1 else self.name
 
 
@@ -144,7 +145,7 @@ class Talk:
 
 
 def sentences(seed: int) -> Iterator[tuple[str, str]]:
-    """Yield sentences, as spoken and as written in a stm file, no two spoken the same."""
+    """Yield sentences, as spoken and as written in a stm file, all spoken ones distinct."""
     random = random_of(seed, "tedlium", "sentences")
     choices = {kind: words.split() for kind, words in WORDS.items()} | {"T": TIMES}
     seen: set[str] = set()
@@ -167,7 +168,7 @@ def sentences(seed: int) -> Iterator[tuple[str, str]]:
 
 
 def talks_of(part: str, person: int, layout: Layout) -> list[tuple[str, int]]:
-    """A person's talks: the year with its letter, and the number of sentences."""
+    """Return a person's talks: the year with its letter, and the number of sentences."""
     year = 2003 + person % 13
     if part != "train":
         return [(str(year), HELD_OUT)]
@@ -183,17 +184,17 @@ def talks_of(part: str, person: int, layout: Layout) -> list[tuple[str, int]]:
 def said_in(
     source: Iterator[tuple[str, str]], length: int, seconds: float, most: int, speaker: Speaker
 ) -> tuple[tuple[str, str], ...]:
-    """Sentences of a talk: so many, or if seconds are given, for so long; at most `most`."""
-    said: list[tuple[str, str]] = []
+    """Take a talk's sentences: `length`, or for `seconds` if above 0; at most `most`."""
+    taken: list[tuple[str, str]] = []
     timed = seconds > 0
-    while len(said) < most and (seconds > 0 if timed else len(said) < length):
-        said.append(next(source))
-        seconds -= 60 * len(said[-1][0].split()) / speaker.words_per_minute
-    return tuple(said)
+    while len(taken) < most and (seconds > 0 if timed else len(taken) < length):
+        taken.append(next(source))
+        seconds -= 60 * len(taken[-1][0].split()) / speaker.words_per_minute
+    return tuple(taken)
 
 
 def taps_of(seed: int, person: str, channel: int) -> np.ndarray:
-    """The filter of a channel, (TAPS,), of linear phase; its gains are drawn at random."""
+    """Make a channel's filter of linear phase with random gains: (TAPS,)."""
     random = random_of(seed, "channel", person, channel)
     frequencies = np.linspace(0, RATE / 2, TAPS // 2 + 1)
     gains = np.interp(frequencies, BANDS, random.normal(0, DEVIATION, len(BANDS)))
@@ -202,7 +203,7 @@ def taps_of(seed: int, person: str, channel: int) -> np.ndarray:
 
 
 def plan(seed: int, most: int, layout: Layout) -> list[Talk]:
-    """The talks of the corpus, with at most so many sentences.
+    """Return the talks of the corpus, with at most `most` sentences each.
 
     Raises:
         UserError: if there are more persons than names, or more talks than years.
@@ -210,9 +211,9 @@ def plan(seed: int, most: int, layout: Layout) -> list[Talk]:
     persons = {**PERSONS, "train": layout.speakers or PERSONS["train"]}
     if sum(persons.values()) > len(FIRST) * len(LAST):
         names = len(FIRST) * len(LAST) - sum(persons.values()) + persons["train"]
-        raise UserError(f"--speakers {persons['train']}: there are names for {names}")
+        raise UserError(f"--speakers {persons['train']}: there are names for only {names}")
     if layout.talks > YEARS:
-        raise UserError(f"--talks {layout.talks}: there are years for {YEARS}")
+        raise UserError(f"--talks {layout.talks}: there are years for only {YEARS}")
     source, talks, order = sentences(seed), [], 0
     for part, count in persons.items():
         for person in range(count):
@@ -234,8 +235,8 @@ def plan(seed: int, most: int, layout: Layout) -> list[Talk]:
                 )
                 timed = layout.seconds and part == "train"
                 long = 2 * SPARE * (layout.seconds + MARGIN) if timed else 0
-                said = said_in(source, length, long, most, speaker)
-                talks.append(Talk(talk, person, part, room, said, taps))
+                own = said_in(source, length, long, most, speaker)
+                talks.append(Talk(talk, person, part, room, own, taps))
     return talks
 
 
@@ -243,7 +244,7 @@ def plan(seed: int, most: int, layout: Layout) -> list[Talk]:
 
 
 def wave_of(synthesiser: Synthesiser, talk: Talk) -> np.ndarray:
-    """The sentences of a talk through its channel, (samples,), with zeros around each."""
+    """Synthesise a talk's sentences through its channel, zeros around each: (samples,)."""
     random = random_of("talk", talk.speaker.client_id, talk.name)
     colour = random.uniform(-0.4, 0.4)
     pieces = [GAP]
@@ -260,7 +261,7 @@ def wave_of(synthesiser: Synthesiser, talk: Talk) -> np.ndarray:
 
 
 def times_of(path: Path) -> list[tuple[float, float]]:
-    """Start and end in seconds of each sentence: what lies between the zeros of its audio."""
+    """Return (start, end) in seconds of each sentence, which zeros separate in the audio."""
     import soundfile
 
     loud = np.flatnonzero(soundfile.read(str(path), dtype="int16")[0])
@@ -270,24 +271,24 @@ def times_of(path: Path) -> list[tuple[float, float]]:
 
 
 def stm_of(talk: Talk, path: Path) -> str:
-    """The stm file of a talk with that audio."""
+    """Return the text of a talk's stm file, with the times of its audio."""
     gender = talk.speaker.gender.partition("_")[0]
     old = {"male": "<F0_M>", "female": "<F0_F>"}[gender]
     label = old if talk.part == "dev" else f"<o,f0,{gender}>"
-    # The labels of a third of the persons say nothing, as those of the talks that release 3 added.
+    # A third of the persons have labels without gender, like the talks that release 3 added.
     if talk.person // len(ACCENTS) % 3 == 1:
         label = "<NA>"
     speaker = talk.name if talk.part == "train" else talk.name.partition("_")[0]
     lines = []
     times = times_of(path)
     if len(times) != len(talk.sentences):
-        raise UserError("other audio than was made", path=path, remedy="remove it, and run again")
+        raise UserError("not the audio that was made", path=path, remedy="remove it and run again")
     for number, ((start, end), (_, text)) in enumerate(zip(times, talk.sentences, strict=True)):
         # The gap is 0.4 s: these two overlap with the segments after and before them.
         before, after = (0.1, 0.35) if number % 6 == 2 else (0.1, 0.1)
-        told = "<NA>" if talk.part == "train" and number % 7 == 5 else label
+        shown = "<NA>" if talk.part == "train" and number % 7 == 5 else label
         segment = f"{max(start - before, 0):.3f} {end + after:.3f}"
-        lines.append(f"{talk.name} 1 {speaker} {segment} {told} {text}")
+        lines.append(f"{talk.name} 1 {speaker} {segment} {shown} {text}")
     for number in range(8, len(lines), 9):
         lines[number - 1 : number + 1] = reversed(lines[number - 1 : number + 1])
     if talk.part != "train" or talk.person % 3 == 0:
@@ -302,7 +303,7 @@ def stm_of(talk: Talk, path: Path) -> str:
 
 
 def links_of(talks: list[Talk]) -> dict[str, str]:
-    """The links of the two partitions, and the files that they lead to, within the corpus."""
+    """Return the two partitions' links -> their targets, as paths within the corpus."""
     links = {}
     for talk in talks:
         if talk.part != "train":
@@ -332,7 +333,7 @@ def write_tables(talks: list[Talk], corpus: Path) -> None:
 
 
 def make(corpus: Path, seed: int, most: int, jobs: int, **numbers: int) -> None:
-    """Make the corpus, or what of it is missing or damaged; `numbers` are those of `Layout`."""
+    """Make the corpus, or its missing and damaged files; `numbers` are fields of `Layout`."""
     layout = Layout(**numbers)
     talks = plan(seed, most, layout)
 
@@ -364,9 +365,10 @@ if __name__ == "__main__":
         "sentences in a talk",
         make,
         {
-            "speakers": f"persons who train (default: {PERSONS['train']})",
-            "talks": "of each of them (default: one or two)",
-            "channels": "of each of them, for its talks in turn (default: a mild one of each talk)",
-            "seconds": "of each of the two models that a talk is enough for (default: varied)",
+            "speakers": f"number of training persons (default: {PERSONS['train']})",
+            "talks": "talks per training person (default: one or two)",
+            "channels": "channels per training person, used by the talks in turn (default: a mild "
+            "channel for each talk)",
+            "seconds": "speech per talk suffices for two models of this length (default: varied)",
         },
     )

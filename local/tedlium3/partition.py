@@ -1,28 +1,28 @@
-"""The partitions of section 4.1 of Tomashenko et al. (ICASSP 2022): who is in which, by a seed.
+"""The partitions of section 4.1 of Tomashenko et al. (ICASSP 2022), drawn with a random seed.
 
     Train-G     trains the global model
     Part-1, -2  one or two adaptation sets of each speaker, each for a personalised model; or one or
                 two of each of its talks
     Indicator   some utterances of each speaker of the corpus' dev and test sets
-    held        of a part's speakers some utterances that are in none of their models
+    held        some utterances of a part's speakers that are in none of their models
 
-A speaker, the unit that no two of them share, is a person or a talk.
+No speaker is in two of the first three. A speaker is a person or a talk:
 
-person      The stricter test. Where a person has several talks, the two adaptation sets are of
-            different ones: the talks are dealt into two groups of about the same length, and each
+person      The stricter test. If a person has several talks, the two adaptation sets come from
+            different ones: the talks are divided into two groups of about the same length, and each
             set is filled from its own group, so that a pair of models of one person shares neither
-            talk nor channel. Where the groups are too small for this, as in a single talk, all
-            speech in order of talk and time is cut: the first set, then the second, which has
-            nothing that overlaps with the first. Of talks that the corpus has twice, under two
+            talk nor channel. If the groups are too small for this, as with a single talk, all
+            speech is taken in order of talk and time: the first set, then the second, which has no
+            utterance that overlaps with the first. Of talks that the corpus has twice, under two
             names of one person, one is left out.
-talk        What the paper must have done: 880 + 736 + 634 speakers are more than the corpus'
-            persons, about 1,983. Both sets of a speaker are then cut from one talk, and a person
-            may be in Part-1 and in Part-2.
+talk        Probably the paper's unit: 880 + 736 + 634 speakers are more than the corpus' persons,
+            about 1,983. Both sets of a speaker are then cut from one talk, and a person may be in
+            Part-1 and in Part-2.
 
-Whatever the unit, a person of the Indicator is in none of the other sets.
+For either unit, a person of the Indicator is in none of the other sets.
 
-A set ends where its length comes nearest to the seconds that are asked for. It has at least
-`FEWEST` of them; a speaker with less is in neither part.
+A set ends where its length comes nearest to the seconds that are asked for. It has at least the
+fraction `FEWEST` of them; a speaker with less is in neither part.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ Speakers = dict[str, list[Utterance]]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What decides a partition.
+    """The parameters of a partition, which determine it.
 
     Args:
         unit: "person" or "talk".
-        seed: decides the draw, with all else here.
-        hours_g: of Train-G with the utterances for validation.
-        seconds: of an adaptation set.
-        speakers: how many of Train-G, Part-1 and Part-2; None for the paper's where the unit is a
-            talk and there are as many, or else for Train-G by `hours_g`, and all others for the
-            two parts, in the proportion of the paper's.
+        seed: random seed.
+        hours_g: hours of Train-G, including the utterances for validation.
+        seconds: length of an adaptation set.
+        speakers: numbers of speakers in Train-G, Part-1 and Part-2. None: the paper's numbers if
+            the unit is a talk and there are enough; otherwise as many as `hours_g` needs in
+            Train-G, and all others in the two parts, in the paper's ratio.
         indicator: utterances of each speaker of the Indicator.
-        valid: the share of Train-G's utterances that are for validation.
-        models_of: "speaker" for two adaptation sets of each, or "talk" for two of each talk, so
-            that a speaker has pairs of models that share a recording, and others that do not.
-        held: seconds of each speaker of a part that are in none of its models, at least, where
-            there are so many.
+        valid: fraction of Train-G's utterances that are for validation.
+        models_of: "speaker" for two adaptation sets of each speaker, or "talk" for two of each
+            talk, so that some pairs of a speaker's models share a recording and others do not.
+        held: least seconds of each speaker of a part that are in none of its models, if the
+            speaker has as many.
     """
 
     unit: str
@@ -79,7 +79,7 @@ class Wanted:
 
 @dataclass
 class Partitions:
-    """The utterances of each data directory; of each part, model -> utterances; speaker -> m, f."""
+    """A partition: speaker -> m or f; data directory -> utterances; part -> model -> utterances."""
 
     genders: dict[str, str]
     sets: dict[str, list[Utterance]] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def seconds_of(utterances: Iterable[Utterance]) -> float:
 
 
 def by_speaker(utterances: Iterable[Utterance], unit: str) -> Speakers:
-    """Speaker -> utterances, in order of audio and time."""
+    """Return speaker -> utterances, in order of audio and time."""
     speakers: Speakers = {}
     for utterance in sorted(utterances):
         speakers.setdefault(UNITS[unit](utterance), []).append(utterance)
@@ -99,9 +99,9 @@ def by_speaker(utterances: Iterable[Utterance], unit: str) -> Speakers:
 
 
 def genders_of(speakers: Speakers) -> dict[str, str]:
-    """Speaker -> m or f, for those whose labels tell one of the two and not both."""
-    told = {name: {u.gender for u in own if u.gender} for name, own in speakers.items()}
-    return {name: min(genders) for name, genders in told.items() if len(genders) == 1}
+    """Return speaker -> m or f, for speakers whose labels name exactly one of the two."""
+    found = {name: {u.gender for u in own if u.gender} for name, own in speakers.items()}
+    return {name: min(genders) for name, genders in found.items() if len(genders) == 1}
 
 
 def partition(
@@ -110,20 +110,20 @@ def partition(
     """Choose the utterances of all data directories.
 
     Args:
-        train: of the corpus' training set.
-        held_out: of its dev and test sets.
-        wanted: how.
-        dropped: what is left out is added to it.
+        train: utterances of the corpus' training set.
+        held_out: utterances of its dev and test sets.
+        wanted: the parameters of the partition.
+        dropped: counts of dropped utterances by reason, added to.
 
     Raises:
         UserError: if there are too few speakers.
     """
     indicator = by_speaker(held_out, wanted.unit)
     speakers = by_speaker(train, wanted.unit)
-    # Of a talk's person, too: its voice is the same in another talk.
+    # By person even if the unit is a talk: a person has the same voice in another talk.
     people = {utterance.person for utterance in held_out}
     for name in [name for name, own in speakers.items() if own[0].person in people]:
-        dropped["of a person of the Indicator"] += len(speakers.pop(name))
+        dropped["person is in the Indicator"] += len(speakers.pop(name))
     if wanted.unit == "person":
         for name, utterances in speakers.items():
             speakers[name] = without_twins(utterances, dropped)
@@ -156,7 +156,7 @@ def partition(
 
 
 def draw(utterances: Sequence[Utterance], wanted: Wanted, purpose: str) -> list[Utterance]:
-    """The utterances in an order that only they and the seed decide."""
+    """Return the utterances in a random order that depends on them and the seed alone."""
     return sorted(utterances, key=lambda u: seed64(wanted.seed, purpose, u.audio, u.start, u.end))
 
 
@@ -166,10 +166,13 @@ def draw(utterances: Sequence[Utterance], wanted: Wanted, purpose: str) -> list[
 def share_out(
     order: list[str], speakers: Speakers, models: dict[str, list], wanted: Wanted
 ) -> tuple[list[str], list[str], list[str]]:
-    """The speakers of Train-G, Part-1 and Part-2; those of a part have a model.
+    """Return the speakers of Train-G, Part-1 and Part-2; those of a part have a model.
 
-    Train-G takes first who has too little speech for a model, as a part could not use it. Where
-    numbers are not given, it goes on in order until it is nearest to its hours.
+    Train-G first takes the speakers with too little speech for a model, which a part cannot use. If
+    numbers are not given, it takes more in order until it comes nearest to its hours.
+
+    Raises:
+        UserError: if there are too few speakers.
     """
     short = [name for name in order if not models[name]]
     order = [*short, *(name for name in order if models[name])]
@@ -195,8 +198,8 @@ def share_out(
     if not train_g or not first or not second or first + second > len(rest):
         hours = sum(seconds.values()) / 3600
         raise UserError(
-            f"of {len(order)} speakers ({hours:.1f} h), {len(train_g)} are in Train-G, and "
-            f"{len(rest)} of the others have the {FEWEST * wanted.seconds:g} s for a model",
+            f"too few speakers: of {len(order)} ({hours:.1f} h), {len(train_g)} are in Train-G, and"
+            f" {len(rest)} of the others have the {FEWEST * wanted.seconds:g} s for a model",
             remedy="give other --hours-g, --speakers or --seconds-per-model",
         )
     return train_g, rest[:first], rest[first : first + second]
@@ -205,9 +208,9 @@ def share_out(
 def nearest(
     order: list[str], seconds: dict[str, float], count: int, goal: float, fixed: int
 ) -> list[str]:
-    """The first `count` speakers, exchanged one for one to come nearer to `goal` seconds.
+    """Choose the first `count` speakers, swapped for later ones to come nearer to `goal` seconds.
 
-    The first `fixed` of them are not exchanged.
+    The first `fixed` of them are not swapped.
     """
     chosen = order[:count]
     missing = goal - sum(seconds[name] for name in chosen)
@@ -222,9 +225,9 @@ def nearest(
 def hold_out(
     result: Partitions, utterances: list[Utterance], wanted: Wanted, dropped: Dropped
 ) -> None:
-    """Make train_g and valid of Train-G's utterances; no speaker is in valid alone.
+    """Split Train-G's utterances into train_g and valid; every speaker of valid is in train_g.
 
-    What overlaps in time with an utterance of valid is in neither.
+    Utterances that overlap in time with one of valid are in neither.
     """
     remaining = {name: set(own) for name, own in by_speaker(utterances, wanted.unit).items()}
     valid: list[Utterance] = []
@@ -237,7 +240,8 @@ def hold_out(
             own -= lost
             valid.append(utterance)
     if not valid:
-        raise UserError("no speaker of Train-G has utterances to spare", remedy="raise --hours-g")
+        problem = "no speaker of Train-G has an utterance to spare for valid"
+        raise UserError(problem, remedy="raise --hours-g")
     result.sets["valid"] = valid
     result.sets["train_g"] = [u for own in remaining.values() for u in own]
     left = len(utterances) - len(valid) - len(result.sets["train_g"])
@@ -245,7 +249,7 @@ def hold_out(
 
 
 def overlapping(utterances: Iterable[Utterance], held: set[Utterance]) -> set[Utterance]:
-    """Those that are not of `held` and overlap in time with one that is."""
+    """Return the utterances not in `held` that overlap in time with one in `held`."""
     touched: set[Utterance] = set()
     by_audio: dict[str, list[Utterance]] = {}
     for utterance in held:
@@ -261,7 +265,7 @@ def overlapping(utterances: Iterable[Utterance], held: set[Utterance]) -> set[Ut
 
 
 def without_twins(utterances: list[Utterance], dropped: Dropped) -> list[Utterance]:
-    """A person's utterances, without talks that have the year and letters of another name's."""
+    """Drop a person's talks that have the same year and letters as a talk under another name."""
     first: dict[str, str] = {}
     kept = [
         u
@@ -273,7 +277,7 @@ def without_twins(utterances: list[Utterance], dropped: Dropped) -> list[Utteran
 
 
 def adaptation_sets(utterances: list[Utterance], wanted: Wanted) -> list[list[Utterance]]:
-    """The adaptation sets of a speaker, whose utterances come by audio and time."""
+    """Return the adaptation sets of a speaker, whose utterances are in order of audio and time."""
     audios: dict[str, list[Utterance]] = {}
     for utterance in utterances:
         audios.setdefault(utterance.audio, []).append(utterance)
@@ -291,7 +295,7 @@ def adaptation_sets(utterances: list[Utterance], wanted: Wanted) -> list[list[Ut
 
 
 def cut(utterances: list[Utterance], wanted: Wanted) -> list[list[Utterance]]:
-    """Two, one or no adaptation set, of which the second begins after the first."""
+    """Cut utterances into at most two adaptation sets, the second after the first."""
     first = fill(utterances, wanted.seconds)
     used = set(first) | overlapping(utterances, set(first))
     rest = [u for u in utterances if u not in used]
@@ -302,7 +306,7 @@ def cut(utterances: list[Utterance], wanted: Wanted) -> list[list[Utterance]]:
 def spare(
     utterances: list[Utterance], sets: list[list[Utterance]], wanted: Wanted
 ) -> list[Utterance]:
-    """A speaker's utterances, drawn, of which no adaptation set has anything."""
+    """Draw utterances of a speaker that no adaptation set contains or overlaps with."""
     used = {u for own in sets for u in own}
     taken: list[Utterance] = []
     used |= overlapping(utterances, used)
@@ -315,7 +319,7 @@ def spare(
 
 
 def fill(utterances: Iterable[Utterance], seconds: float) -> list[Utterance]:
-    """The first utterances, up to where their length comes nearest to `seconds`."""
+    """Return the first utterances, as many as come nearest to `seconds`."""
     taken = []
     for utterance in utterances:
         if seconds < utterance.seconds / 2:

@@ -1,25 +1,25 @@
 #!/usr/bin/env python3
-"""TED-LIUM 3 -> the data directories of the privacy attacks: Train-G, Part-1, Part-2, Indicator.
+"""Make the data directories of the privacy attacks from TED-LIUM 3.
 
     prepare.py CORPUS OUT --unit person
 
 writes, for section 4.1 of Tomashenko et al., "Privacy attacks for automatic speech recognition
-acoustic models in a federated learning framework", ICASSP 2022 (see partition.py for who is where):
+acoustic models in a federated learning framework", ICASSP 2022 (see partition.py for the sets):
 
-    OUT/train_g, OUT/valid      Train-G, and of its speakers' utterances a few to tune by
-    OUT/part1, OUT/part2        where each personalised model is a client of utt2client, called
-                                <speaker>-m1, <speaker>-m2, ...; model2speaker says whose it is
-    OUT/part1_held, part2_held  of their speakers utterances of which no model has anything, where
-                                there are some
+    OUT/train_g, OUT/valid      Train-G, and some of its speakers' utterances for tuning
+    OUT/part1, OUT/part2        Part-1 and Part-2: each personalised model is a client in
+                                utt2client, <speaker>-m1, <speaker>-m2, ...; model2speaker has its
+                                speaker
+    OUT/part1_held, part2_held  utterances of their speakers that are in no model, if any exist
     OUT/indicator               utterances of the speakers of the corpus' dev and test sets
     OUT/speakers.tsv            speaker, set, gender, person, talks, utterances, seconds, models
     OUT/models.tsv              model, part, speaker, gender, talks, utterances, seconds
-    OUT/partition.txt           hours and counts beside the paper's Table 1
+    OUT/partition.txt           hours and counts next to the paper's Table 1
 
-Data directories have utt2talk and utt2person, whatever the unit, and spk2gender of the speakers
-whose labels tell it. An utterance is <speaker>-<audio>-<start>-<end>, in hundredths of a second
-(without <audio> where the speaker is called the same). The audio is read where it lies. See
-corpus.py for what is done about the corpus' quirks.
+Data directories have utt2talk and utt2person for either unit, and spk2gender of the speakers whose
+labels give a gender. An utterance is <speaker>-<audio>-<start>-<end>, in hundredths of a second
+(without <audio> if it equals the speaker). The audio is not copied. See corpus.py for how the
+corpus' quirks are handled.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from fedtools.files.sections import Sets
 from fedtools.files.tables import write_tsv
 
 DIRECTORIES = ("train_g", "valid", "part1", "part2", "indicator")
-# Of who is in a part, with nothing of what its models have.
+# Utterances of the parts' speakers that are in none of their models.
 HELD = ("part1_held", "part2_held")
 TABLES = ("speakers.tsv", "models.tsv", "partition.txt")
 
@@ -56,7 +56,7 @@ TABLES = ("speakers.tsv", "models.tsv", "partition.txt")
 
 
 def data_dir(path: Path, utterances: Iterable[Utterance], unit: str) -> DataDir:
-    """The tables of one set, without clients."""
+    """Build the tables of one set, without clients."""
     data = DataDir(path, others={"utt2talk": {}, "utt2person": {}})
     for utterance in utterances:
         name, speaker = utterance_id(utterance, unit), UNITS[unit](utterance)
@@ -72,7 +72,7 @@ def data_dir(path: Path, utterances: Iterable[Utterance], unit: str) -> DataDir:
 
 
 def utterance_id(utterance: Utterance, unit: str) -> str:
-    """The id: it begins with the speaker, and the ids of a talk are in the order of time."""
+    """Return an id that begins with the speaker and sorts the utterances of a talk by time."""
     speaker = UNITS[unit](utterance)
     parts = [speaker] if speaker == utterance.audio else [speaker, utterance.audio]
     name = "-".join([*parts, f"{utterance.start:07}", f"{utterance.end:07}"])
@@ -80,7 +80,7 @@ def utterance_id(utterance: Utterance, unit: str) -> str:
 
 
 def write_all(out: Path, result: Partitions, unit: str, report: str) -> None:
-    """Write everything beside its final name, then put it in its place."""
+    """Write everything under temporary names, then move it into place."""
     new, old = out / ".new", out / ".old"
     shutil.rmtree(new, ignore_errors=True)
     try:
@@ -92,8 +92,8 @@ def write_all(out: Path, result: Partitions, unit: str, report: str) -> None:
                 for model, own in models.items()
                 for u in own
             }
-            told = set(data.utt2spk.values()) & result.genders.keys()
-            data.others["spk2gender"] = {name: result.genders[name] for name in told}
+            known = set(data.utt2spk.values()) & result.genders.keys()
+            data.others["spk2gender"] = {name: result.genders[name] for name in known}
             data.write()
             if models:
                 owners = {model: UNITS[unit](own[0]) for model, own in models.items()}
@@ -113,7 +113,7 @@ def write_all(out: Path, result: Partitions, unit: str, report: str) -> None:
 
 
 def write_lists(out: Path, result: Partitions, unit: str) -> None:
-    """Write speakers.tsv and models.tsv: the whole partition, for people and for trials."""
+    """Write speakers.tsv and models.tsv: the whole partition, for readers and for trials."""
 
     def row(speaker: str, own: list[Utterance]) -> dict[str, object]:
         return {
@@ -141,7 +141,7 @@ def write_lists(out: Path, result: Partitions, unit: str) -> None:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Read the corpus, choose the sets, write them, and say what was kept and dropped."""
+    """Read the corpus, choose and write the sets, and report what was kept and dropped."""
     folder = corpus.find_partition(options.corpus, options.partition)
     dropped = Dropped()
     train, *others = (corpus.read_set(folder / name, dropped) for name in corpus.SETS)
@@ -164,7 +164,7 @@ def prepare(options: argparse.Namespace) -> None:
         raise UserError(
             f"{faults} of {faults + usable} lines cannot be used ({dropped.told()})",
             path=folder,
-            remedy="mend the corpus or raise --max-drop",
+            remedy="repair the corpus or raise --max-drop",
         )
     result = partition(train, held_out, wanted, dropped)
     report = report_of(result, wanted, options.partition)
@@ -181,7 +181,7 @@ def above_0(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError("a number above 0 is wanted")
+        raise argparse.ArgumentTypeError("expected a number above 0")
     return value
 
 
@@ -194,14 +194,14 @@ def share(text: str) -> float:
     """Read a number from 0 to 1."""
     value = from_0(text)
     if value > 1:
-        raise argparse.ArgumentTypeError("a number from 0 to 1 is wanted, as in 0.02")
+        raise argparse.ArgumentTypeError("expected a number from 0 to 1, such as 0.02")
     return value
 
 
 def whole(text: str) -> int:
     """Read a whole number from 1."""
     if not re.fullmatch("[1-9][0-9]{0,8}", text):
-        raise argparse.ArgumentTypeError("a whole number from 1 is wanted")
+        raise argparse.ArgumentTypeError("expected a whole number of at least 1")
     return int(text)
 
 
@@ -209,14 +209,14 @@ def three_counts(text: str) -> tuple[int, int, int]:
     """Read the numbers of speakers of Train-G, Part-1 and Part-2."""
     parts = text.split(",")
     if len(parts) != 3:
-        raise argparse.ArgumentTypeError("three whole numbers are wanted, as in 880,736,634")
+        raise argparse.ArgumentTypeError("expected three whole numbers, such as 880,736,634")
     return whole(parts[0]), whole(parts[1]), whole(parts[2])
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
     """Read the command line; wrong usage exits 2."""
     parser = argparse.ArgumentParser(
-        description="TED-LIUM 3 -> data directories where a personalised model is a client."
+        description="Make data directories of TED-LIUM 3 whose clients are personalised models."
     )
     add = parser.add_argument
     add("corpus", type=Path, help="TEDLIUM_release-3, which has legacy and speaker-adaptation")
@@ -225,34 +225,30 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         "the corpus' own split: its dev and test speakers make the Indicator (default: %(default)s)"
     )
     add("--partition", choices=corpus.PARTITIONS, default=Sets.partition, help=which)
-    unit = "what a speaker is: person, the stricter test, or talk, as in the paper"
+    unit = "definition of a speaker: person, the stricter test, or talk, as in the paper"
     unit += " (default: %(default)s)"
     add("--unit", choices=tuple(UNITS), default=Sets.unit, help=unit)
-    add("--seed", type=int, default=0, help="decides who is in which set (default: 0)")
-    hours = "of Train-G (default: %(default)g)"
+    add("--seed", type=int, default=0, help="random seed of the partition (default: 0)")
+    hours = "hours of Train-G (default: %(default)g)"
     add("--hours-g", type=above_0, default=float(Sets.hours_g), metavar="H", help=hours)
-    seconds = "speech of a personalised model (default: %(default)g)"
+    seconds = "seconds of speech of a personalised model (default: %(default)g)"
     default = float(Sets.seconds_per_model)
     add("--seconds-per-model", type=above_0, default=default, metavar="S", help=seconds)
-    held = (
-        "speech of each speaker of a part that none of its models has, where there is so much; 0:"
-    )
+    held = "seconds of speech of each speaker of a part to keep out of its models, if available; 0:"
     held += " none (default: %(default)g)"
     default = float(Sets.held_seconds)
     add("--held-seconds", type=from_0, default=default, metavar="S", help=held)
-    two = "two models of each speaker, of different talks where there are some, or of each talk"
+    two = "two models of each speaker, from different talks if possible, or of each talk"
     two += " (default: %(default)s)"
     add("--models-of", choices=("speaker", "talk"), default="speaker", help=two)
-    counts = (
-        "speakers of Train-G, Part-1, Part-2 (default: with --unit talk and 2,250 talks or more,"
-    )
-    counts += " 880,736,634; or else as many as --hours-g gives, and the others 736 : 634)"
+    counts = "numbers of speakers of Train-G, Part-1, Part-2 (default: 880,736,634 with --unit talk"
+    counts += " and at least 2,250 talks; otherwise by --hours-g, and the rest 736 : 634)"
     add("--speakers", type=three_counts, metavar="G,1,2", help=counts)
-    each = "of each speaker of the Indicator (default: 10)"
+    each = "utterances of each speaker of the Indicator (default: 10)"
     add("--indicator-utterances", type=whole, default=10, metavar="N", help=each)
-    valid = "share of Train-G's utterances that make valid (default: %(default)g)"
+    valid = "fraction of Train-G's utterances in valid (default: %(default)g)"
     add("--valid", type=share, default=Sets.valid_share, metavar="X", help=valid)
-    drop = "fail if more than this share of the lines cannot be used (default: 0.02)"
+    drop = "fail if more than this fraction of the lines is unusable (default: 0.02)"
     add("--max-drop", type=share, default=0.02, metavar="X", help=drop)
     return parser.parse_args(arguments)
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Write a section of RESULTS.md from what the attacks' recipe has left.
+"""Write a section of RESULTS.md from the results of the attacks' recipe.
 
     report.py EXP DATA RESULTS.md --section NAME --corpus NAME --release NAME [...]
 
 EXP holds global/, part1/, part2/, a1.<part>.<sets>/a1.tsv and a2/a2.h<layer>.tsv; DATA holds
-partition.txt; --updates NAME=DIR is a folder that utils/attack_updates.sh has written, of what NAME
-calls; NAME:ONE=DIR where ONE alone of that was its --exp, which costs and membership are of. Draws
-RESULTS-<section>-layers.png (figures 4 and 5 of Tomashenko et al. 2022) and, of error trade-offs,
-RESULTS-<section>-det.png beside the page, and keeps all rows of all attacks there as
-RESULTS-<section>-<attack>.tsv. Leaves the page's other sections as they are.
+partition.txt. --updates NAME=DIR gives a folder that utils/attack_updates.sh wrote, and a name for
+its models; with NAME:ONE=DIR, costs and membership are of ONE alone, which was its --exp. Draws
+RESULTS-<section>-layers.png (figures 4 and 5 of Tomashenko et al. 2022) and the detection error
+trade-offs RESULTS-<section>-det.png next to the page, and copies all rows of all attacks there as
+RESULTS-<section>-<attack>.tsv. Leaves the page's other sections unchanged.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Rows = Sequence[dict[str, str]]
 
 
 def read_figures(exp: Path) -> tuple[dict[tuple[str, str], Rows], dict[str, Rows]]:
-    """The rows of A1 by part of the layer and set of models, and of A2 by layer."""
+    """Read the rows of A1 by part of the layer and set of models, and of A2 by layer."""
     first: dict[tuple[str, str], Rows] = {
         (place, sets): read_tsv(path, COLUMNS, NUMBERS)
         for place in PLACES
@@ -75,7 +75,7 @@ def read_figures(exp: Path) -> tuple[dict[tuple[str, str], Rows], dict[str, Rows
 
 
 def rate(row: dict[str, str]) -> str:
-    """An error rate with its interval; of few trials the interval alone."""
+    """Format an error rate with its interval, or the interval alone if trials are few."""
     bounds = f"[{row['low']}, {row['high']}]"
     return bounds if row["EER%"] == "-" else f"{row['EER%']} {bounds}"
 
@@ -85,7 +85,7 @@ def picked(rows: Rows, trials: str, scores: str) -> list[dict[str, str]]:
 
 
 def best(rows: Rows, trials: str, scores: str) -> str:
-    """The least error rate of all layers, and where; "-" where there is none."""
+    """Format the lowest error rate of all layers, and its layer, or "-" if there is none."""
     own = picked(rows, trials, scores)
     if not own:
         return "-"
@@ -94,13 +94,13 @@ def best(rows: Rows, trials: str, scores: str) -> str:
 
 
 def kinds_of(rows: Iterable[dict[str, str]]) -> list[str]:
-    """The kinds of trials that there are."""
+    """Return the kinds of trials that occur."""
     found = {row["trials"] for row in rows}
     return [kind for kind in KINDS if kind in found]
 
 
 def first_table(first: dict[tuple[str, str], Rows]) -> str:
-    """A1 by place, set and score: the least error rate of all layers, of each kind of trials."""
+    """Return A1's table: lowest error rate by place, set and score, for each kind of trials."""
     kinds = kinds_of(row for rows in first.values() for row in rows)
     cells = []
     for (place, sets), rows in first.items():
@@ -113,7 +113,7 @@ def first_table(first: dict[tuple[str, str], Rows]) -> str:
 
 
 def second_table(first: Rows, second: dict[str, Rows]) -> str:
-    """Both attacks at the layers that A2 was trained for (table 2), of each kind of trials."""
+    """Return table 2: both attacks at the layers of A2, for each kind of trials."""
     kinds = kinds_of(row for rows in second.values() for row in rows)
     cells = []
     for h, rows in second.items():
@@ -122,24 +122,24 @@ def second_table(first: Rows, second: dict[str, Rows]) -> str:
         of_ways = [(way, [row for row in rows if row["scores"] == way]) for way in WAYS]
         for name, own in (("A1", ours), *of_ways):
             known = {row["trials"]: row for row in own}
-            told = [rate(known[kind]) for kind in kinds]
+            rates = [rate(known[kind]) for kind in kinds]
             ratios = [known[kinds[-1]][name] for name in ("Cllr", "minCllr")]
             attack = name if name == "A1" else f"A2, {name}"
             paper = TABLE_2.get(("A2" if name == PLDA else name, h), "-")
-            cells.append([f"h={h}", attack, *told, *ratios, paper])
+            cells.append([f"h={h}", attack, *rates, *ratios, paper])
     header = ["Layer", "Attack", *(TRIALS[kind] for kind in kinds), "Cllr", "minCllr", "published"]
     return format_markdown(header, cells, "ll" + "r" * (len(header) - 2))
 
 
 def activations(place: str) -> str:
-    """Where both attacks take activations: A2 after the ReLU, A1 there if it did."""
+    """Describe where both attacks take activations: A2 after the ReLU, A1 at `place`."""
     if place == "relu":
         return f"activations {PLACES['relu']}"
     return f"activations {PLACES[place]} for A1, {PLACES['relu']} for A2"
 
 
 def weights_table(rows: Rows) -> str:
-    """The attack on what was changed of the weights: the best part, and what all of it tells."""
+    """Return the table of the attack on weight changes: the best part, and the whole models."""
     kinds = kinds_of(rows)
     layers = dict.fromkeys(row["layer"] for row in rows)
     parts = [one for one in layers if one not in WHOLE]
@@ -157,20 +157,22 @@ def picked_of(rows: Rows, trials: str, layer: str) -> list[dict[str, str]]:
 
 
 def updates_tables(caption: str, names: str, folder: Path, picture: Path) -> Iterable[str]:
-    """Captions and tables of what `utils/attack_updates.sh` has left, and its card.
+    """Yield captions and tables of the results of `utils/attack_updates.sh`, and its card.
 
     Args:
-        names: of the models: NAME, or NAME:ONE, where costs and membership are of ONE alone.
-        picture: gets that of the card.
+        caption: the name of the corpus.
+        names: the models' name: NAME, or NAME:ONE if costs and membership are of ONE alone.
+        folder: the results.
+        picture: path to which the card's picture is copied.
     """
     name, _, one = names.partition(":")
     one = one or name
     weights = folder / "defence0" / "weights.tsv"
     if weights.exists() and (rows := read_tsv(weights, COLUMNS, NUMBERS)):
         yield (
-            f"**{caption}, {name}: attack on what was changed of the weights, without a defence**, "
-            "EER %: cosines from the mean of other people's models, of the best part of the model "
-            "and of `all`; `input` and `constant` are read out of the first layer, `together` is a "
+            f"**{caption}, {name}: attack on weight changes, without a defence**, EER %: cosines "
+            "relative to the mean of other people's models, for the best part of the model and for "
+            "`all`; `input` and `constant` are derived from the first layer, `together` is a "
             "regression of all parts."
         )
         yield weights_table(rows)
@@ -185,7 +187,7 @@ def updates_tables(caption: str, names: str, folder: Path, picture: Path) -> Ite
 
 
 def keep_tables(path: Path, section: str, exp: Path, updates: Sequence[Path]) -> list[str]:
-    """Copy all rows of all attacks beside the page; return the names of the files."""
+    """Copy all rows of all attacks to files next to the page; return the files' names."""
     sources: dict[str, list[tuple[str, Path]]] = {}
     for place in PLACES:
         for sets in SETS:
@@ -215,9 +217,9 @@ def keep_tables(path: Path, section: str, exp: Path, updates: Sequence[Path]) ->
 
 
 def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> None:
-    """Figures 4 and 5: EER by layer, a panel for each place of the layer.
+    """Plot figures 4 and 5: EER by layer, a panel for each place of the layer.
 
-    Of few trials there are intervals instead, as there is no rate; other intervals are in tables.
+    If trials are too few for a rate, intervals are drawn; other intervals are in the tables.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -254,7 +256,7 @@ def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> N
 
 
 def plot_det(path: Path, curves: Iterable[tuple[str, Path]], title: str) -> None:
-    """Detection error trade-off, both rates on normal deviates."""
+    """Plot detection error trade-offs, both rates on normal deviate scales."""
     from fedtools.files.drawing import drawing, look
 
     columns = ("threshold", "false_rejects", "false_accepts")
@@ -273,7 +275,7 @@ def plot_det(path: Path, curves: Iterable[tuple[str, Path]], title: str) -> None
         for axis, what in ((axes.xaxis, "False accepts (%)"), (axes.yaxis, "False rejects (%)")):
             axis.set_ticks(norm.ppf(ticks), [f"{100 * tick:g}" for tick in ticks])
             axis.set_label_text(what)
-        # One scale for both, so that the diagonal has the equal error rates.
+        # The same scale on both axes, so that equal error rates are on the diagonal.
         ends = (min(reached, default=-2.0) - 0.1, max(reached, default=2.0) + 0.1)
         axes.set(xlim=ends, ylim=ends, aspect="equal")
         axes.axline((0, 0), slope=1, color="0.8", linewidth=0.8, zorder=0)
@@ -284,7 +286,7 @@ def plot_det(path: Path, curves: Iterable[tuple[str, Path]], title: str) -> None
 def write_report(
     exp: Path, data: Path, path: Path, page: Page, updates: Sequence[tuple[str, Path]]
 ) -> None:
-    """Write the section, and the pictures beside the page."""
+    """Write the section, and the pictures next to the page."""
     first, second = read_figures(exp)
     caption = page.corpus.caption
     main = ("relu", "part2") if ("relu", "part2") in first else next(iter(first))
@@ -307,23 +309,24 @@ def write_report(
             pictures=[picture.name for picture in pictures],
             experiments=[exp / "global", exp / "part1", exp / "part2"],
         ),
-        f"**{caption}: who is in which set** (table 1 of {PAPER}, published figures beside ours)",
+        f"**{caption}: partition** (table 1 of {PAPER}, published figures next to ours)",
         f"```\n{read_text(data / 'partition.txt').rstrip()}\n```",
         f"{caption}, the global model on its validation data, held-out utterances of its own "
-        "speakers, by which its best rounds and the weights of its search were chosen (so that "
-        f"other utterances cost it more): {pooled_line(heard[0])}.",
+        "speakers, on which its best rounds and the weights of its search were chosen (so the "
+        f"rate is optimistic): {pooled_line(heard[0])}.",
         *weight_lines(heard),
     ]
     parts += [
-        f"**{caption}: attack A1** (figures 4 and 5): the least EER of all layers, with 95 % "
-        "intervals; it is the least of several. `literal` is equation 4 as it is written, `unit` "
-        "of vectors of unit length, `cohort` cosines centred on and normed by other people's.",
+        f"**{caption}: attack A1** (figures 4 and 5): the lowest EER of all layers, with 95 % "
+        "intervals; a minimum over layers is optimistic. `literal` is equation 4 as written, "
+        "`unit` uses vectors of unit length, `cohort` uses cosines centred on and normalised by "
+        "other people's models.",
         first_table(first),
     ]
     if second:
         parts += [
             f"**{caption}: attacks A1 and A2 on Part-2, EER %** (table 2), {activations(main[0])}. "
-            "Published figures are not measured here. Cllr is of the last kind of trials.",
+            "Published figures are not measured here. Cllr is for the last kind of trials.",
             second_table(first[main], second),
         ]
     for number, (name, folder) in enumerate(updates, 1):
@@ -335,9 +338,9 @@ def write_report(
     )
     for title, picture in zip(titles, pictures, strict=True):
         parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]
-    beside = keep_tables(path, page.section, exp, [folder for _, folder in updates])
+    tables = keep_tables(path, page.section, exp, [folder for _, folder in updates])
     parts.append(
-        f"All layers, measures and trials are in {', '.join(f'`{one}`' for one in beside)}."
+        f"All layers, measures and trials are in {', '.join(f'`{one}`' for one in tables)}."
     )
     section = "\n\n".join(part.strip() for part in parts)
     write_text(path, with_section(path, page.section, section))
@@ -353,7 +356,7 @@ def main() -> None:
     page = page_of(parser, options, Page)
     updates = [text.partition("=")[::2] for text in options.updates]
     if not all(name and folder for name, folder in updates):
-        parser.error("--updates: write NAME=DIR or NAME:ONE=DIR")
+        parser.error("--updates: give NAME=DIR or NAME:ONE=DIR")
     with exit_with_message("report.py"):
         folders = [(name, Path(folder)) for name, folder in updates]
         write_report(options.exp, options.data, options.results, page, folders)

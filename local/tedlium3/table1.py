@@ -1,7 +1,7 @@
-"""What came out of a partition, beside what Tomashenko et al. (ICASSP 2022) have in Table 1.
+"""A summary of a partition, next to Table 1 of Tomashenko et al. (ICASSP 2022).
 
-Table 1 has 1,079 models of the 634 speakers of Part-2, so that 445 of them have two; the text (4.2)
-says 463, which is what is shown.
+Table 1 has 1,079 models of the 634 speakers of Part-2, so that 445 of them have two; section 4.2
+says 463, which is the number shown here.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TABLE_1 = {
 
 
 def report_of(result: Partitions, wanted: Wanted, split: str) -> str:
-    """Hours and counts beside Table 1, and what a reader of the results has to know of the sets.
+    """Return hours and counts next to Table 1, and the properties of the sets that affect results.
 
     Args:
         result: the partition.
-        wanted: what it was made by.
+        wanted: the parameters of the partition.
         split: the corpus' own partition into train, dev and test.
     """
     unit = wanted.unit
@@ -62,7 +62,7 @@ def report_of(result: Partitions, wanted: Wanted, split: str) -> str:
 
 
 def told_of_models(result: Partitions, wanted: float) -> list[str]:
-    """Of each part: the seconds of its models, and what its target pairs share."""
+    """Return a line for each part: its models' seconds, and talks shared by target pairs."""
     lines = []
     for part, models in result.models.items():
         lengths = sorted(map(seconds_of, models.values()))

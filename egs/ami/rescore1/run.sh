@@ -9,40 +9,42 @@ stage=1
 stop_stage=10
 nj=2                    # jobs at the same time; no result depends on it
 ngpu=0                  # 1: train and score on a GPU
-seeds=0                 # of the acoustic model and the neural language model: "0 1 2"
-rounds=                 # T, how often clients send their counts: "1 2 5 10"; defaults of this and of
-                        # the next seven are in conf/fmp.yaml, section rescoring
+seeds=0                 # random seeds of the acoustic model and of the neural language model: "0 1 2"
+rounds=                 # T, how often clients send their counts: "1 2 5 10"; default of this and of
+                        # the next seven: conf/fmp.yaml's, section rescoring
 dp=                     # a federation with differential privacy: laplace, paper (equations 8, 9), none
-dp_unit=                # what epsilon is promised for: word, utterance, user
-epsilon=                # of all its releases together; a small one protects more
-draws=                  # of noise, for each setting of table 4
-rates=                  # of federated fine-tuning; the best on dev is taken
-listed=                 # private words are of the transcripts of the first of so many + 1 groups
-bonuses=                # of them in the first pass; the best on dev is taken
-clients=speaker         # a client is a speaker in a meeting; or meeting
-speech=recorded         # or synthetic: AMI has no recordings, and its words are spoken by a synthesiser
-dev_meetings=           # of them in dev; default: conf/fmp.yaml, section rescoring
-lm_text=all             # of the language models; background: without the training transcripts
-arms=                   # near, far, mix1, mix10, cross: models of nearer and farther text, and FMP beside
-                        # controls; stages 3 and 5 to 10 are others then, see README.md
-am_seed=                # with --arms: of the acoustic model, while --seeds are of the neural ones
+dp_unit=                # unit that epsilon protects: word, utterance, user
+epsilon=                # privacy budget of all its releases together; smaller protects more
+draws=                  # draws of noise for each setting of table 4
+rates=                  # learning rates of federated fine-tuning; the best on dev is used
+listed=                 # N: take private words from the transcripts of the first of N + 1 groups
+bonuses=                # bonuses of private words in the first pass; the best on dev is used
+clients=speaker         # unit of a client: speaker (in a meeting) or meeting
+speech=recorded         # or synthetic: speech of AMI's words from a synthesiser, without its recordings
+dev_meetings=           # with --speech synthetic: meetings of dev; default: conf/fmp.yaml's, section
+                        # rescoring
+lm_text=all             # text of the language models; background: without the training transcripts
+arms=                   # near, far, mix1, mix10, cross: models of near and far text, and comparison of
+                        # FMP with controls; changes stages 3 and 5 to 10, see README.md
+am_seed=                # with --arms: random seed of the acoustic model; --seeds are of the neural ones
 background=             # text of the language models, one sentence a line; default: the mini
                         # corpus', or the training transcripts
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
-order=                  # of the n-gram; default: the config's; of --speech synthetic, conf/fmp.yaml's
-finetuning=             # of the baseline that fine-tunes; default: conf/[mini_]finetuning.yaml
-tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
-max_drop=0.02           # fail if more than this share of the segments cannot be used
-corpus_name=AMI         # the corpus, and ...
-release=                # ... its release, as tables shall call them
+order=                  # order of the n-gram; default: the config's; with --speech synthetic,
+                        # conf/fmp.yaml's
+finetuning=             # config of the fine-tuning baseline; default: conf/[mini_]finetuning.yaml
+tag=                    # name of the run's folders: data/<tag>, dump/<tag>, exp/<tag>
+max_drop=0.02           # fail if more than this fraction of the segments is unusable
+corpus_name=AMI         # name of the corpus in tables
+release=                # name of its release in tables; default: its folder's name
 results=                # default: exp/<tag>/RESULTS.md
 
 # shellcheck disable=SC2034  # printed by parse_options.sh
 help_message="Usage: $0 [--option value]...
-Stages: 1 data directories (AMI in db.sh is empty: a mini corpus), 2 filterbanks, 3 tokens and
-  n-gram, 4 the acoustic model, 5 N-best lists, 6 the neural language model, and what it says of
-  every word, 7 weights, 8 federations, 9 other settings and privacy, 10 the report; README.md says
-  what each one leaves."
+Stages: 1 data directories (of a mini corpus if AMI is empty in db.sh), 2 filterbanks, 3 tokens and
+  n-gram, 4 the acoustic model, 5 N-best lists, 6 the neural language model and its scores of every
+  word, 7 weights, 8 federations, 9 other settings and privacy, 10 the report; README.md describes
+  the output of each stage."
 . utils/parse_options.sh
 . utils/recipe.sh
 . utils/asr_steps.sh
@@ -53,7 +55,7 @@ take_options conf/fmp.yaml rescoring.{rounds,dp,dp_unit,epsilon,draws,rates,list
 check_word speech 'recorded|synthetic' lm_text 'all|background'
 corpus=${AMI} mini=() speaking=--speech\ ${speech} bounded=
 if [ "${speech}" = synthetic ]; then
-    [ -n "${AMI}" ] || fail 2 "--speech synthetic: db.sh names no AMI, the annotations to be spoken"
+    [ -n "${AMI}" ] || fail 2 "--speech synthetic: set AMI in db.sh, the annotations to be spoken"
     : "${tag:=synthetic}" "${config:=conf/mini.yaml}" "${background:=data/${tag}/background.txt}"
     : "${finetuning:=conf/mini_finetuning.yaml}"
     take_options conf/fmp.yaml order=rescoring.synthetic_order rescoring.dev_meetings
@@ -79,7 +81,7 @@ check_word clients 'speaker|meeting' ngpu '0|1' dp 'laplace|paper|none' \
     dp_unit 'word|utterance|user' epsilon '[0-9]+([.][0-9]+)?' draws '[1-9][0-9]*' \
     listed '[1-9][0-9]*' order '[1-9]'
 check_tag "${tag}"
-[[ ${epsilon} = *[1-9]* ]] || fail 2 "--epsilon ${epsilon}: it must be above 0"
+[[ ${epsilon} = *[1-9]* ]] || fail 2 "--epsilon must be above 0, not ${epsilon}"
 most=$(tr ' ' '\n' <<<"${rounds}" | sort -n | tail -n 1) private=fmp-${dp}-${dp_unit}-${epsilon}
 name_corpora AMI
 am_seeds=${seeds}
@@ -87,10 +89,10 @@ if [ -n "${arms}" ]; then
     check_arms
     : "${am_seed:=0}"
     check_word am_seed '0|[1-9][0-9]*'
-    [ -n "${background}" ] || fail 2 "--arms: --background is the text of other meetings"
+    [ -n "${background}" ] || fail 2 "--arms: give the text of other meetings with --background"
     am_seeds=${am_seed}
 elif [ -n "${am_seed}" ]; then
-    fail 2 "--am_seed goes with --arms"
+    fail 2 "--am_seed needs --arms"
 fi
 
 if begins 1; then
@@ -127,7 +129,7 @@ elif begins 3; then
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
     fedtools train-lm "${text[@]}" "${exp}/lm" --order "${order}" \
         --valid "${data}/dev/text" --valid "${data}/eval/text"
-    # For the density ratio.
+    # The n-gram of the density ratio.
     fedtools train-lm "${text[@]}" "${exp}/lm2" \
         --order "$(fedtools config conf/fmp.yaml rescoring.density_order)"
 fi

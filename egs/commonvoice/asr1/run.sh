@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Federated and personalised ASR on Common Voice accents: from audio to a table of word error rates.
 # Zhu et al., "Decoupled federated learning for ASR with non-IID data", Interspeech 2022.
-# shellcheck disable=SC2034  # options that local/data.sh and local/steps.sh look at
+# shellcheck disable=SC2034  # options that local/data.sh and local/steps.sh use
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 LC_ALL=C printf -v command_line '%q ' egs/commonvoice/asr1/run.sh "$@"
@@ -10,48 +10,48 @@ stage=1
 stop_stage=9
 nj=3                    # jobs at the same time; no result depends on it
 ngpu=0                  # 1: train and decode on a GPU
-seeds=0                 # of training; with several, tables have means and standard deviations
-split_seed=0            # decides which speakers are in which set
+seeds=0                 # random seeds of training; with several, tables have means and deviations
+split_seed=0            # random seed of the split into sets
 methods=                # default: client centralized fedavg fednorm fedextract decouplefl; mini: fewer
-labels=                 # of clients: transcripts, continuous (a teacher's) or fixed (the baseline's)
+labels=                 # clients' labels: transcripts, continuous (a teacher's) or fixed (the baseline's)
 baseline=               # variant of the config for the baseline; as_it_is: a pretrained model, untrained
 extractor=              # cnn: personal convolutions only; default: the config's
 sit=false               # true: DecoupleFL with speaker-invariant training
 tables=                 # more of the paper's tables: 2 (labels), 4 (ablations), 5 (extractors); stage2:
-                        # what DecoupleFL's server trains on
-time_rounds=false       # true: time one round of each system, print what all would take, and end there
-attacks=false           # true: what the features that DecoupleFL sends give away
+                        # labels of DecoupleFL's stage 2
+time_rounds=false       # true: time one round of each system, print an estimate for all, and exit
+attacks=false           # true: attack the features that DecoupleFL's clients send
 clients=accent          # speaker: every speaker is a client, test speakers are newcomers
-newcomer_seconds=       # of its own speech to which a newcomer's model is adapted; default: the
+newcomer_seconds=       # seconds of speech to which a newcomer's model is adapted; default: the
                         # config's, newcomers.seconds
-pretrained=             # folder of a pretrained model; default: what the config's section says, if any
+pretrained=             # folder of a pretrained model; default: the config's section pretrained, if any
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
-tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
-accents=                # of the clients; default: Australia, England, India; with --clients speaker
-                        # of a real corpus: any, speakers of every accent and of none
-unclear=server          # rows without an accent, or with several: the server's, or drop
-hours=                  # train,valid,test hours of all clients, or their ratio; default: the config's,
-                        # as those of the next two, section corpus
-server_hours=           # the same of the server's own data; where the config has none, as hours
-server_fraction=        # take this share of every accent's speakers as the server's; the config's is
-                        # of --accents any
-speaker_share=          # who makes up no more than this share of a set is asked first for valid and test
-mini_tests=             # mini corpus: 60 speakers of each accent to test on, say; default: 14 or so
-common_sentences=drop   # training leaves out sentences of valid and test; keep: closed vocabularies
-min_seconds=            # training leaves out clips that are shorter, ...
+tag=                    # name of the run's folders: data/<tag>, dump/<tag>, exp/<tag>
+accents=                # the clients' accents; default: Australia, England, India; with --clients
+                        # speaker on a real corpus: any, speakers of every accent and of none
+unclear=server          # rows without an accent, or with several: give to the server, or drop
+hours=                  # train,valid,test hours of all clients, or their ratio; default of this and of
+                        # the next two: the config's, section corpus
+server_hours=           # the same for the server's own data; default without the config's: as --hours
+server_fraction=        # give this fraction of every accent's speakers to the server; the config's
+                        # value applies to --accents any
+speaker_share=          # choose speakers with at most this fraction of a set first for valid and test
+mini_tests=             # mini corpus: test speakers per accent, such as 60; default: about 14
+common_sentences=drop   # sentences of valid and test in training: drop, or keep for closed vocabularies
+min_seconds=            # leave out training clips that are shorter, ...
 max_seconds=            # ... or longer, ...
-min_chars_per_second=   # ... or of fewer characters a second, ...
-max_chars_per_second=   # ... or of more; default: no limits
-max_drop=0.5            # fail if more than this share of the wanted clips, or of a set, is unusable
-speeds=                 # also train on audio spoken faster and slower: "0.9 1.0 1.1"
-corpus_name="Common Voice"   # the corpus, and ...
-release=                # ... its release, as tables shall call them
+min_chars_per_second=   # ... or have fewer characters a second, ...
+max_chars_per_second=   # ... or more; default: no limits
+max_drop=0.5            # fail if more than this fraction of the wanted clips, or of a set, is unusable
+speeds=                 # also train on speed-perturbed audio: "0.9 1.0 1.1"
+corpus_name="Common Voice"   # name of the corpus in tables
+release=                # name of its release in tables; default: its folder's name
 results=                # default: exp/<tag>/RESULTS.md
 
 help_message="Usage: $0 [--option value]...
-Stages: 1 data directories (COMMONVOICE in db.sh is empty: a mini corpus), 2 features, 3 tokens and
-  n-gram, 4 the baseline, 5 every method, 6 decoding, 7 scoring, 8 attacks, newcomers, each client's
-  model on each client's data, 9 the report; README.md says what each one leaves."
+Stages: 1 data directories (of a mini corpus if COMMONVOICE is empty in db.sh), 2 features, 3 tokens
+  and n-gram, 4 the baseline, 5 every method, 6 decoding, 7 scoring, 8 attacks, newcomers, each
+  client's model on each client's data, 9 the report; README.md describes the output of each stage."
 . utils/parse_options.sh
 . utils/recipe.sh
 . utils/asr_steps.sh
@@ -70,14 +70,14 @@ fi
 above=$(basename "$(dirname "${corpus}")")
 : "${release:=${above}}" "${config:=conf/paper.yaml}"
 [ -n "${COMMONVOICE}" ] && name=${above} || name=mini
-# Its features are others.
+# Whisper has its own features, and so its own folders.
 [ "${config##*/}" != whisper.yaml ] || name+=-whisper
 : "${tag:=${name}}"
 take_options "${config}" newcomer_seconds=newcomers.seconds corpus.{hours,server_hours}
 hours=${hours// /,} server_hours=${server_hours// /,}
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${server_hours:=${hours}}" "${results:=${exp}/RESULTS.md}"
-name_data               # options
+name_data               # sets options
 : "${methods:=client centralized fedavg fednorm fedextract decouplefl}"
 check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*'
 check_word sit 'true|false' attacks 'true|false' time_rounds 'true|false' ngpu '0|1'
@@ -88,20 +88,20 @@ check_word sit 'true|false' attacks 'true|false' time_rounds 'true|false' ngpu '
 check_tag "${tag}"
 pictures=${results%.md}-${tag}
 [ "${clients}" = accent ] && plain=train || plain=train_spk
-# Speakers of the test are no clients: nothing is decoded with a client's own model.
+# If clients are speakers, test speakers are not clients: no client's own model is used for decoding.
 [ "${clients}" = accent ] && average=own || average=shared
 merge_options=(--max-drop "${max_drop}")
-sp=${speeds:+_sp} trained=${plain}${speeds:+_sp}    # data of several speeds; clients' data
+sp=${speeds:+_sp} trained=${plain}${speeds:+_sp}    # suffix of perturbed data; clients' data
 take_pretrained
 chosen=(--exp "${exp}" --config "${config}" --seeds "${seeds}" --methods "${methods}")
 chosen+=(--clients "${clients}" --labels "${labels}" --extractor "${extractor}" --sit "${sit}")
 chosen+=(--tables "${tables}" --attacks "${attacks}" --newcomer-seconds "${newcomer_seconds}")
-# Rather now than after hours of preparing a corpus.
+# Check the options now, and not after hours of preparing a corpus.
 list=${exp}/experiments planned=$(local/experiments.py all "${chosen[@]}" --data "${data}" \
     --train "${trained}" --server-train "server_train${sp}" --tokens "${tokens}" \
     --pretrained "${pretrained}" --baseline "${baseline}")
 
-# Other data need another tag: looked at for both stages before the first makes anything anew.
+# Other data need another tag: check this for both stages before the first remakes anything.
 corpora=${COMMONVOICE:+"COMMONVOICE=.../${above}/$(basename "${corpus}") "}
 show_corpora
 ! begins 2 || keep_options "${exp}" "--clients ${clients}${speeds:+" --speeds ${speeds}"}" 2
@@ -131,7 +131,7 @@ if begins 3 && ! "${seq2seq}"; then
     train_units server_train --valid "${data}/server_valid/text" --valid "${data}/valid/text"
 fi
 
-# Not by later stages, which may run with other methods beside an array that still reads it.
+# Later stages do not write the list: they may run with other methods while an array still reads it.
 if begins 4 || begins 5; then utils/waves.py "${list}" <<<"${planned}"; fi
 
 if begins 4; then
@@ -143,7 +143,7 @@ if begins 5; then
     [[ ${planned} != *_fixed_seed* ]] || label_train
     [[ ${planned} != *weights=* ]] || tune_server
     ! "${time_rounds}" || { time_rounds && exit; }
-    log "Stage 5: all that begins with the baseline, $(listed systems | wc -l) of ${list}"
+    log "Stage 5: the systems that start from the baseline, $(listed systems | wc -l) of ${list}"
     train_waves "${list}" train 2 0 --evaluate valid --average "${average}"
 fi
 

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Where the corpora lie.
+# Paths of the corpora.
 #
 # Speech Commands v1 or v2 as Google publishes it, unpacked: the folder with one folder for each
 # word, validation_list.txt, testing_list.txt and _background_noise_. Empty: the recipe makes a mini
-# corpus of synthetic speech in the same layout and says so wherever its figures appear.
+# corpus of synthetic speech in the same layout, and marks all figures as such.
 export SPEECHCOMMANDS=${SPEECHCOMMANDS:-}
 # The separate test archive of the task of 12 classes (speech_commands_test_set_v0.02, unpacked),
-# with _silence_ and _unknown_; empty: the test list, with silence and unknown made as for training.
+# with _silence_ and _unknown_. Empty: the test list, with silence and unknown made as for training.
 export SPEECHCOMMANDS_TEST=${SPEECHCOMMANDS_TEST:-}

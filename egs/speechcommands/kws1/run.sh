@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Federated keyword spotting, every speaker being a client. Li et al., "Avoid overfitting user
-# specific information in federated keyword spotting", Interspeech 2022.
+# Federated keyword spotting with speakers as clients. Li et al., "Avoid overfitting user specific
+# information in federated keyword spotting", Interspeech 2022.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 LC_ALL=C printf -v command_line '%q ' egs/speechcommands/kws1/run.sh "$@"
@@ -12,28 +12,28 @@ nj=2                    # jobs at the same time; no result depends on it
 networks=               # default: those of the config
 whole_grid=false        # true: the section grid of the config, or else both tasks, all methods,
                         # seeds "0 1 2", and ablations
-price=false             # true: time a round of each row of the list, and print what all will take
+price=false             # true: time a round of each row of the list, and print an estimate for all
 tasks=                  # "keywords words" or one of them (Google: 12, 35); default: keywords
 methods=                # default: "centralized fedavg alt fedkws_ui"
-seeds=                  # default: 0
+seeds=                  # random seeds of training; default: 0
 ablations=              # clips: ALT with FedAvg's clips; true: also mu, lambda; default: false
-keywords=               # yes,no,...: two or more, of the task keywords; default: Google's ten
+keywords=               # yes,no,...: two or more, for the task keywords; default: Google's ten
 silence=true            # whether the task keywords has the class _silence_
 unknown=true            # whether the task keywords has the class _unknown_
-noise=corpus            # or made: silence and noise to add by a rule of loudness
+noise=corpus            # noise for silence and augmentation: corpus, its recordings, or made, generated
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
-pretrained=             # folder of a pretrained model; default: what the config's section says, if any
-clip_seconds=           # the length of a clip: longer ones are cut, and shorter ones filled up;
-                        # default: the config's, as those of the next two, clips and landscape
-tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
-split=official          # or paper: test clips are in training, as the paper's counts say
-min_clips=              # leave smaller clients out
-landscape_clips=        # figure 4: of clients with so many clips
-max_drop=0.02           # fail if more than this share of the clips is unusable
+pretrained=             # folder of a pretrained model; default: the config's section pretrained, if any
+clip_seconds=           # length of a clip: longer ones are cut, and shorter ones padded; default: the
+                        # config's, section clips
+tag=                    # name of the run's folders: data/<tag>, dump/<tag>, exp/<tag>
+split=official          # or paper: test clips are in training, as the paper's counts imply
+min_clips=              # leave clients with fewer clips out; default: the config's, section clips
+landscape_clips=        # least clips of the clients of figure 4; default: the config's, section landscape
+max_drop=0.02           # fail if more than this fraction of the clips is unusable
 running=                # "an4=DIR so762=DIR": speech with transcripts, to count false accepts an hour
-leave_out=know,write    # ... without what sounds like a keyword
-corpus_name="Speech Commands"   # the corpus, and ...
-release=                # ... its release, as tables shall call them
+leave_out=know,write    # leave out such speech if it has these words, which sound like keywords
+corpus_name="Speech Commands"   # name of the corpus in tables
+release=                # name of its release in tables; default: its folder's name
 references=             # rows that accuracies are compared with, "FedAvg; FedAvg, rounds = 450";
                         # default: FedAvg, if it is among the methods
 results=                # default: exp/<tag>/RESULTS.md
@@ -41,11 +41,11 @@ results=                # default: exp/<tag>/RESULTS.md
 # shellcheck disable=SC2034  # printed by parse_options.sh
 help_message="Usage: $0 [--option value]...
 Stages:
-  1  data directories; every speaker is a client (SPEECHCOMMANDS in db.sh is empty: a mini corpus)
+  1  data directories, of a mini corpus if SPEECHCOMMANDS is empty in db.sh; speakers are clients
   2  clips, packed into one file for each set
   3  the list of experiments: tasks x networks x methods x seeds, and the ablations, or a grid
   4  training, round by round, and accuracy on the test clips
-  5  what models say of each test clip; false accepts and rejects; false accepts an hour
+  5  predictions for each test clip; false accepts and rejects; false accepts an hour
   6  figures 1 (clients) and 4 (landscape)
   7  the report: tables, accuracy by round, ablations"
 
@@ -74,7 +74,7 @@ name_corpora SPEECHCOMMANDS SPEECHCOMMANDS_TEST
 take_options "${config}" networks clips.{clip_seconds,min_clips} landscape_clips=landscape.min_clips
 check_words networks '[a-z0-9_]+'
 check_word clip_seconds '[0-9]+(\.[0-9]{1,3})?'
-# Other clips or other options are other experiments, and so need a tag of their own.
+# Runs with other clips or options are other experiments, and so need their own tag.
 [ "${config}" = "${default}" ] || name+=-$(basename "${config}" .yaml)
 [ "${split}" = official ] || name+=-${split}
 [ "${clip_seconds}" = 1 ] || name+=-${clip_seconds}s length=(--clip-seconds "${clip_seconds}")
@@ -85,7 +85,7 @@ figures=${results%.md}-${section} last=${tasks##* } sets=()
 for task in ${tasks}; do sets+=("${task}"/{train,valid,test}); done
 
 fetch_pretrained "${config}"
-# Rather now than after hours of preparing a corpus.
+# Check the sections now, and not after hours of preparing a corpus.
 read -r -a sections <<<"networks.${networks// / networks.} methods.${methods// / methods.}"
 [ "${stage}" -gt 3 ] || fedtools config "${config}" "${sections[@]}" >/dev/null
 
@@ -132,7 +132,7 @@ if begins 4; then
 fi
 
 if begins 5; then
-    log "Stage 5: what models say of each test clip"
+    log "Stage 5: predictions for each test clip"
     ${train_cmd} "${exp}/log/clip_scores.log" \
         fedtools clip-scores "${exp}"/*/*/*/seed* --ngpu "${ngpu}"
 fi
@@ -156,7 +156,7 @@ fi
 
 if begins 6; then
     log "Stage 6: figures 1 and 4"
-    # Pictures of an earlier run must not stand in a later report.
+    # Pictures of an earlier run must not appear in a later report.
     rm -f "${figures}"-clients-*.png "${figures}"-landscape.{png,tsv}
     for task in ${tasks}; do
         local/plot_clients.py "${dump}/${task}/train" "${figures}-clients-${task}.png" \
@@ -167,7 +167,7 @@ if begins 6; then
             "${exp}/${last}/${networks%% *}/centralized/seed${seeds%% *}" \
             "${figures}-landscape.png" --ngpu "${ngpu}" --min-clips "${landscape_clips}"
     else
-        log "Stage 6: no figure 4, which begins with a model of centralised training"
+        log "Stage 6: no figure 4, which starts from a model of centralised training"
     fi
 fi
 
@@ -175,7 +175,7 @@ if begins 7; then
     compared=()
     IFS=';' read -r -a rows <<<"${references}"
     for row in "${rows[@]}"; do compared+=(--reference "${row# }"); done
-    # Clips may have been packed elsewhere.
+    # There are no data directories if the clips were packed elsewhere.
     [ ! -d "${data}" ] || compared+=(--notes "${data}/notes.txt")
     local/report.py "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" --published conf/published.tsv \

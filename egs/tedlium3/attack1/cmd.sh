@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# How jobs are run: a program and its options, in the grammar of Kaldi's run.pl and queue.pl.
+# How jobs are run: a program and its options, in the syntax of Kaldi's run.pl and queue.pl.
 #
-# All on this machine, at most --nj at a time, and jobs with --gpu 1 as many as it has GPUs:
+# On this machine, at most --nj jobs at a time, and at most as many jobs with --gpu 1 as GPUs:
 export train_cmd="utils/run.py"
 export cuda_cmd="utils/run.py --gpu 1"
 export decode_cmd="utils/run.py"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# How much of the speaker a personalised acoustic model gives away. Tomashenko et al., "Privacy attacks
+# Attacks that identify the speaker of a personalised acoustic model. Tomashenko et al., "Privacy attacks
 # for automatic speech recognition acoustic models in a federated learning framework", ICASSP 2022.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -8,59 +8,59 @@ LC_ALL=C printf -v command_line '%q ' egs/tedlium3/attack1/run.sh "$@"
 stage=1
 stop_stage=10
 nj=2                    # jobs at the same time; no result depends on it
-ngpu=0                  # 1: train and look at models on a GPU
-seed=0                  # of training and of trials
-partition_seed=0        # decides which speakers are in which set
-unit=                   # a speaker: person, or talk, the paper's, of which both models then are;
-                        # defaults of this and of the next five are in the config, section sets
-partition=              # of the corpus: legacy or speaker-adaptation
-hours_g=                # of speech that the global model is trained on
-seconds_per_model=      # of speech that a personalised model is trained on
-valid_share=            # of Train-G's utterances, to tune by and measure
-held_seconds=           # of speech of a part's speaker that none of its models has, to measure on
-indicator_utterances=10 # of each of the Indicator's speakers; footprints take as many times as long
-speakers=               # of Train-G, Part-1 and Part-2, such as 880,736,634; default: by the hours
-models_of=speaker       # two models of each speaker, or of each talk: pairs of one recording, too
+ngpu=0                  # 1: train and attack models on a GPU
+seed=0                  # random seed of training and of trials
+partition_seed=0        # random seed of the partition into sets
+unit=                   # definition of a speaker: person, or talk, as in the paper, so that both models
+                        # are of one talk; defaults of this and the next five: the config's, section sets
+partition=              # the corpus' own split: legacy or speaker-adaptation
+hours_g=                # hours of speech that the global model is trained on
+seconds_per_model=      # seconds of speech that a personalised model is trained on
+valid_share=            # fraction of Train-G's utterances for tuning and measurement
+held_seconds=           # seconds of speech per speaker of a part, outside all models, for measurement
+indicator_utterances=10 # utterances per speaker of the Indicator; footprints' time is proportional
+speakers=               # speakers in Train-G, Part-1 and Part-2, such as 880,736,634; default: by hours
+models_of=speaker       # two models per speaker, or talk: per talk, so that some pairs share a recording
 mini_corpus=            # options of local/mini.py, such as "--speakers 180 --talks 2 --channels 2"
-speeds=                 # training and adaptation data also faster and slower: "0.9 1.0 1.1"
-global_rounds=          # of the global model's training, an epoch each; default: the config's
-local_epochs=           # of a personalised model's training; default: the config's
-volumes=false           # true: each utterance of these has a volume drawn at random
+speeds=                 # speed perturbation of training and adaptation data: "0.9 1.0 1.1"
+global_rounds=          # rounds of the global model's training, an epoch each; default: the config's
+local_epochs=           # epochs of a personalised model's training; default: the config's
+volumes=false           # true: random volume for each utterance of training and adaptation data
 ivectors=true           # false: MFCC alone
-ivectors_per=utterance  # what they go on over: utterance, recording or speaker, as Kaldi's do
-criterion=              # ctc or lfmmi, or seq2seq of Whisper; default: the config's
-pretrained=             # folder of a pretrained model; default: what the config's section says, if any;
-                        # it has no i-vectors
-parts=                  # of the layers, where activations are taken for A1, before and after ReLU
-                        # and after BatchNorm: "affine relu norm"; default: the config's, a1.parts
+ivectors_per=utterance  # unit over which i-vectors accumulate: utterance, recording or speaker
+criterion=              # ctc or lfmmi, or Whisper's seq2seq; default: the config's
+pretrained=             # folder of a pretrained model; default: the config's section pretrained, if any;
+                        # such models have no i-vectors
+parts=                  # parts of a layer whose activations A1 uses: before ReLU, after it, after
+                        # BatchNorm: "affine relu norm"; default: the config's, a1.parts
 layers=                 # hidden layers for A2; default: the config's, a2.layers
-defences=               # of updates; default: the config's, updates.defences
-first_part=attacked     # in stage 9: Part-1's models are attacked, too, or the attackers' cohort, from
-                        # whom they learn, and A2 in stage 9 as well
+defences=               # defences of updates; default: the config's, updates.defences
+first_part=attacked     # Part-1's models in stage 9: attacked too, or cohort: attackers are trained on
+                        # them, and A2 runs in stage 9 as well
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
-tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
-max_drop=0.02           # fail if more than this share of the corpus' lines cannot be used
-others=                 # NAME=DIR...: what utils/attack_updates.sh left elsewhere, for the report
-corpus_name="TED-LIUM"  # the corpus, and ...
-release=                # ... its release, as tables shall call them
+tag=                    # name of the run's folders: data/<tag>, dump/<tag>, exp/<tag>
+max_drop=0.02           # fail if more than this fraction of the corpus' lines is unusable
+others=                 # NAME=DIR...: other results of utils/attack_updates.sh, for the report
+corpus_name="TED-LIUM"  # name of the corpus in tables
+release=                # name of its release in tables; default: its folder's name
 results=                # default: exp/<tag>/RESULTS.md
 
 # shellcheck disable=SC2034  # printed by parse_options.sh
 help_message="Usage: $0 [--option value]...
-Stages: 1 data directories (TEDLIUM in db.sh is empty: a mini corpus), 2 MFCC, 3 i-vectors, 4 tokens,
-  n-gram and denominator, 5 the global model, 6 personalised models, 7 attack A1, 8 attack A2,
-  9 defences, membership and sex, 10 the report; README.md says what each one leaves."
+Stages: 1 data directories (of a mini corpus if TEDLIUM is empty in db.sh), 2 MFCC, 3 i-vectors,
+  4 tokens, n-gram and denominator, 5 the global model, 6 personalised models, 7 attack A1, 8 attack
+  A2, 9 defences, membership and sex, 10 the report; README.md describes the output of each stage."
 . utils/parse_options.sh
 . utils/recipe.sh
 . utils/asr_steps.sh
 . local/attacks.sh
 
 corpus=${TEDLIUM} mini=() of=
-# Their features are others.
+# Whisper has its own features, and so its own folders.
 [[ ${config##*/} != whisper* ]] || of=${config##*/} of=-${of%.yaml}
 if [ -z "${TEDLIUM}" ]; then
     : "${tag:=mini${of}}" "${config:=conf/mini.yaml}"
-    # Another one has a folder of its own, by its options, which runs of all tags share.
+    # A mini corpus of other options has its own folder, which runs of all tags share.
     name=${mini_corpus//--/}
     corpus=downloads${mini_corpus:+/${name// /-}}/TEDLIUM_release-mini mini=(--mini)
     log "TEDLIUM is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
@@ -77,7 +77,8 @@ check_word unit 'person|talk' models_of 'speaker|talk' volumes 'true|false' \
     ivectors 'true|false' ivectors_per 'utterance|recording|speaker' \
     criterion 'ctc|lfmmi|seq2seq' first_part 'attacked|cohort' ngpu '0|1'
 check_tag "${tag}"
-[ -z "${TEDLIUM}" ] || [ -z "${mini_corpus}" ] || fail 2 "--mini_corpus, but TEDLIUM is set in db.sh"
+[ -z "${TEDLIUM}" ] || [ -z "${mini_corpus}" ] ||
+    fail 2 "--mini_corpus cannot be used if TEDLIUM is set in db.sh"
 read -r -a spoken <<<"${mini_corpus}"
 name_corpora TEDLIUM
 take_pretrained
@@ -86,8 +87,8 @@ sp=${speeds:+_sp} iv=
 [ "${volumes}" = false ] || sp+=_vol
 [ "${ivectors}" = false ] || iv=_iv
 
-# Other data need another tag: looked at for three stages before the first makes anything anew. What
-# is of the models (--ivectors, --criterion, --local_epochs, --seed) fedtools init looks at.
+# Other data need another tag: check this for three stages before the first remakes anything. Options of
+# models (--ivectors, --criterion, --local_epochs, --seed) are checked by fedtools init.
 options=(--partition "${partition}" --unit "${unit}" --seed "${partition_seed}")
 options+=(--hours-g "${hours_g}" --seconds-per-model "${seconds_per_model}")
 options+=(--valid "${valid_share}" ${speakers:+--speakers "${speakers}"})
@@ -99,10 +100,10 @@ corpora+=${mini_corpus:+"mini.py ${mini_corpus} "}
 ! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
 ! begins 2 || keep_options "${exp}" "--volumes ${volumes}${speeds:+" --speeds ${speeds}"}" 2
 if begins 3 && [ "${ivectors}" = true ]; then
-    said=$(fedtools config "${config}" ivectors.{gaussians,dimension,hours} | tr '\n' ' ')
-    said=${said% }
-    [ "${ivectors_per}" = utterance ] || said+=" per ${ivectors_per}"
-    keep_options "${exp}" "i-vectors' gaussians, dimension, hours: ${said}" 3
+    sizes=$(fedtools config "${config}" ivectors.{gaussians,dimension,hours} | tr '\n' ' ')
+    sizes=${sizes% }
+    [ "${ivectors_per}" = utterance ] || sizes+=" per ${ivectors_per}"
+    keep_options "${exp}" "i-vectors' gaussians, dimension, hours: ${sizes}" 3
 fi
 
 if begins 1; then
@@ -144,10 +145,10 @@ assets+=(--set "model.criterion=${criterion}")
 if [ -n "${pretrained}" ]; then
     assets+=(--set "model.path=${pretrained}")
 elif [ "${ivectors}" = false ]; then
-    assets+=(--set model.input_size=40) # the configs' are with i-vectors
+    assets+=(--set model.input_size=40) # the configs' input sizes include i-vectors
 fi
 if begins 4 && ! "${seq2seq}"; then
-    log "Stage 4: tokens, n-gram and denominator, of the transcripts of Train-G"
+    log "Stage 4: tokens, n-gram and denominator, from the transcripts of Train-G"
     train_units train_g --valid "${data}/valid/text"
     [ "${criterion}" != lfmmi ] || fedtools train-denominator "${data}/train_g/text" \
         "${exp}/tokens" "${exp}/denominator" --order "$(setting denominator.order)"
@@ -173,7 +174,7 @@ if begins 7; then attack_a1; fi
 if begins 8; then attack_a2; fi
 
 if begins 9; then
-    log "Stage 9: defences on both parts' models, and what else these give away"
+    log "Stage 9: attacks on both parts' models under defences"
     splits=newcomers
     [ ! -d "${data}/part2_held" ] || splits="held newcomers"
     others_are=(--with "${exp}/part1")
