@@ -122,7 +122,7 @@ def test_an_environment_of_the_former_name_ends_with_one_distribution(tmp_path):
     pip = (venv / "bin" / "python", "-m", "pip", "install", "-q", "--no-deps")
     former = named("fedtools")
     run(*pip, "--no-build-isolation", "-e", root).ok()
-    assert installed() == ["fedtools", "fedtools"] and (root / "fedtools.egg-info").exists()
+    assert installed() == ["fedtools", "fedtools"]
     # All other steps of a set-up are done, and so was this one, with the former setup.py.
     versions = dict(
         re.findall(r"^(\w+)_version=(.+)$", (root / "utils/setup.sh").read_text(), re.M)
@@ -139,7 +139,6 @@ def test_an_environment_of_the_former_name_ends_with_one_distribution(tmp_path):
     named("fedtools-speech")
     run(root / "utils/setup.sh", "--venv", venv, env={"FEDTOOLS_TORCH": ""}).ok()
     assert installed() == ["fedtools-speech", "fedtools-speech"]
-    assert [path.name for path in root.glob("*.egg-info")] == [f"{DIST}.egg-info"]
     said = run(venv / "bin" / "fedtools", "--version", cwd=tmp_path).ok().out
     assert said == f"fedtools {package.__version__}\n"
 

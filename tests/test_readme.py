@@ -42,7 +42,7 @@ def test_commands_parse(page, line):
     """With --help behind them the scripts answer, having read the options before it."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "-c", f"{line} {'--version' if 'tests/' in line else '--help'}"],
+        ["bash", "-c", f"{line} {'--version' if line.startswith('tests/') else '--help'}"],
         capture_output=True,
         text=True,
         cwd=page.parent,

@@ -215,9 +215,8 @@ build_flashlight() { "$root/utils/build_flashlight.sh" "$python"; }
 install_fedtools() {
     # Environments of earlier versions have the package under the name `fedtools`. Two distributions
     # of one package would share the command, which goes when either is uninstalled. From "/", since
-    # pip takes an egg-info in the current directory for an installation.
+    # pip takes what a build has left in the current directory for an installation.
     (cd / && "$python" -m pip uninstall -y fedtools)
-    rm -rf "$root/fedtools.egg-info"
     install --no-deps --no-build-isolation -e "$root"
     cd /
     "$python" -c '
