@@ -12,7 +12,8 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "fedtools/__init__.py").rea
 README = ROOT / "README.md"
 
 setup(
-    name="fedtools",
+    # The package and the command are `fedtools`, but on PyPI that is another project.
+    name="fedtools-speech",
     version=VERSION[1],
     description="Federated learning in speech, from audio to a table",
     long_description=README.read_text("utf-8") if README.exists() else "",
@@ -84,12 +85,23 @@ setup(
         ],
     },
     entry_points={"console_scripts": ["fedtools = fedtools.cli:main"]},
+    keywords=[
+        "federated learning",
+        "speech recognition",
+        "keyword spotting",
+        "personalisation",
+        "differential privacy",
+        "privacy attacks",
+    ],
     classifiers=[
+        "Environment :: Console",
+        "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
         "Topic :: Multimedia :: Sound/Audio :: Speech",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -13,6 +15,9 @@ import pytest
 from conftest import ROOT, fedtools, run
 
 import fedtools as package
+
+# As files have the name fedtools-speech.
+DIST = "fedtools_speech"
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +38,9 @@ def dist(tmp_path_factory) -> Path:
 
 def test_the_wheel_holds_the_package_alone(dist):
     (wheel,) = dist.glob("*.whl")
-    assert wheel.name == f"fedtools-{package.__version__}-py3-none-any.whl"
+    assert wheel.name == f"{DIST}-{package.__version__}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
-    info = f"fedtools-{package.__version__}.dist-info"
+    info = f"{DIST}-{package.__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {"fedtools", info}
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "fedtools").rglob("*.py")}
     assert modules <= names
@@ -63,7 +68,7 @@ def test_what_is_pinned_meets_what_is_declared(dist):
     from packaging.utils import canonicalize_name
 
     (wheel,) = dist.glob("*.whl")
-    metadata = zipfile.ZipFile(wheel).read(f"fedtools-{package.__version__}.dist-info/METADATA")
+    metadata = zipfile.ZipFile(wheel).read(f"{DIST}-{package.__version__}.dist-info/METADATA")
     declared = re.findall(r"^Requires-Dist: (.+)$", metadata.decode(), re.MULTILINE)
     pins = (ROOT / "utils/requirements.txt").read_text().splitlines()
     # These, utils/setup.sh installs by itself.
@@ -85,6 +90,57 @@ def test_what_is_pinned_meets_what_is_declared(dist):
             if applies and name not in own:
                 assert name in pinned, f"{name} is not pinned for Python 3.{minor}"
                 assert wanted.specifier.contains(pinned[name]), line
+
+
+def test_an_environment_of_the_former_name_ends_with_one_distribution(tmp_path):
+    """Where the package is installed as `fedtools`, setup.sh leaves `fedtools-speech` alone."""
+    root, venv = tmp_path / "a checkout", tmp_path / "a venv"
+    shutil.copytree(ROOT / "fedtools", root / "fedtools", ignore=shutil.ignore_patterns("*.pyc"))
+    (root / "utils").mkdir()
+    for name in ("setup.sh", "build_kenlm.sh", "build_flashlight.sh", "requirements.txt"):
+        shutil.copy(ROOT / "utils" / name, root / "utils")
+    for name in ("LICENSE", "README.md"):
+        shutil.copy(ROOT / name, root)
+    run(sys.executable, "-m", "venv", "--without-pip", venv).ok()
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(venv)}))
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "fedtools" not in path.name:
+            (packages / path.name).symlink_to(path)
+
+    def named(name: str) -> str:
+        """Write setup.py with a distribution's name; its part of the step's mark."""
+        text = (ROOT / "setup.py").read_text().replace("fedtools-speech", name)
+        (root / "setup.py").write_text(text)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def installed() -> list[str]:
+        """The distributions that have the package, and those that have the command."""
+        line = "from importlib.metadata import entry_points, packages_distributions as p\n"
+        line += "print(*p()['fedtools'], *{e.dist.name for e in entry_points(name='fedtools')})"
+        return run(venv / "bin" / "python", "-c", line, cwd=tmp_path).ok().out.split()
+
+    pip = (venv / "bin" / "python", "-m", "pip", "install", "-q", "--no-deps")
+    former = named("fedtools")
+    run(*pip, "--no-build-isolation", "-e", root).ok()
+    assert installed() == ["fedtools", "fedtools"]
+    # All other steps of a set-up are done, and so was this one, with the former setup.py.
+    versions = dict(
+        re.findall(r"^(\w+)_version=(.+)$", (root / "utils/setup.sh").read_text(), re.M)
+    )
+    needs, flashlight = (
+        hashlib.sha256((root / "utils" / name).read_bytes()).hexdigest()[:16]
+        for name in ("requirements.txt", "build_flashlight.sh")
+    )
+    marks = {"venv": "made", "torch": f"default {versions['torch']}", "needs": needs}
+    marks |= {"espnet": versions["espnet"], "kenlm": versions["kenlm"], "flashlight": flashlight}
+    (venv / ".steps").mkdir()
+    for name, key in (marks | {"fedtools": f"{former} {root} {venv}"}).items():
+        (venv / ".steps" / name).write_text(f"{key}\n")
+    named("fedtools-speech")
+    run(root / "utils/setup.sh", "--venv", venv, env={"FEDTOOLS_TORCH": ""}).ok()
+    assert installed() == ["fedtools-speech", "fedtools-speech"]
+    said = run(venv / "bin" / "fedtools", "--version", cwd=tmp_path).ok().out
+    assert said == f"fedtools {package.__version__}\n"
 
 
 def test_version():

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, inside
+from pages import CONTRIBUTING, OWN_CORPUS, SET_UP, blocks
 
 TOP = ROOT / "README.md"
 RECIPES = sorted((ROOT / "egs").glob("*/*/README.md"))
-PAGES = [TOP, *RECIPES, ROOT / "fedtools/README.md", ROOT / "tests/bench/README.md"]
+READMES = [TOP, *RECIPES, ROOT / "fedtools/README.md", ROOT / "tests/bench/README.md"]
+PAGES = [*READMES, CONTRIBUTING, OWN_CORPUS, ROOT / "CHANGELOG.md"]
 
 
-def commands(page: Path) -> list[str]:
-    """The lines of a page's shell blocks, without comments."""
-    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
-    whole = (block.replace("\\\n", " ") for block in blocks)
-    lines = (line.split("#")[0].strip() for block in whole for line in block.splitlines())
+def commands(page: Path, heading: str = "") -> list[str]:
+    """The lines of a page's shell blocks, or of those of a section, without comments."""
+    whole = blocks(page, heading).replace("\\\n", " ")
+    lines = (line.split("#")[0].strip() for line in whole.splitlines())
     return [line for line in lines if line]
 
 
-RUNS = [(page, line) for page in PAGES for line in commands(page) if "run.sh" in line]
+# What takes hours, or sets up an environment. test_pages.py runs all else of the other pages.
+RUNS = [(page, line) for page in READMES for line in commands(page) if "run.sh" in line]
+RUNS += [(CONTRIBUTING, line) for line in commands(CONTRIBUTING, SET_UP)]
 
 
 def test_there_are_commands():
@@ -39,12 +41,8 @@ def test_there_are_commands():
 def test_commands_parse(page, line):
     """With --help behind them the scripts answer, having read the options before it."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    words = shlex.split(line)
-    while "=" in words[0]:
-        name, _, value = words.pop(0).partition("=")
-        environment[name] = value
     done = subprocess.run(
-        [*words, "--version" if "tests/" in words[0] else "--help"],
+        ["bash", "-c", f"{line} {'--version' if line.startswith('tests/') else '--help'}"],
         capture_output=True,
         text=True,
         cwd=page.parent,
@@ -79,6 +77,11 @@ def test_files_are_there(page):
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", text):
+        there = (page.parent / target if target else page).read_text(encoding="utf-8")
+        headings = re.findall(r"^#+ (.+)$", there, flags=re.M)
+        slugs = {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
+        assert anchor in slugs, f"{target}#{anchor}"
     folders = "egs|conf|local|fedtools|utils|tests"
     for name in re.findall(rf"`((?:{folders})/[a-zA-Z0-9_./]*)`", text):
         assert (page.parent / name).exists() or (ROOT / name).exists(), name

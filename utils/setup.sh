@@ -213,6 +213,10 @@ build_kenlm() {
 build_flashlight() { "$root/utils/build_flashlight.sh" "$python"; }
 
 install_fedtools() {
+    # Environments of earlier versions have the package under the name `fedtools`. Two distributions
+    # of one package would share the command, which goes when either is uninstalled. From "/", since
+    # pip takes what a build has left in the current directory for an installation.
+    (cd / && "$python" -m pip uninstall -y fedtools)
     install --no-deps --no-build-isolation -e "$root"
     cd /
     "$python" -c '

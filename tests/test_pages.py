@@ -1,0 +1,147 @@
+"""Pages for contributors and users: what they tell a reader to type works, from top to bottom."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import keywords
+import numpy as np
+import pytest
+import soundfile
+import yaml
+from asr_checkout import TINY
+from conftest import ROOT, ledger
+from pages import CONTRIBUTING, OWN_CORPUS, SET_UP, bash, blocks, make_checkout
+
+from fedtools import __version__
+from fedtools.methods.base import Method
+
+# Sections of CONTRIBUTING.md whose commands are run here.
+TYPED = ("A method", "A keyword network", "A task", "A corpus")
+
+
+def kaldi_corpus(folder: Path) -> Path:
+    """Write train and test as Kaldi has them: two utterances in a recording, one of each speaker
+    without a gender, and no clients."""
+    noise = np.random.default_rng(0)
+    texts = ("a", "so", "so b")
+    # As many speakers as egs/README.md needs, whose numbers suit AN4, and some clients.
+    for split, speakers in (("train", 42), ("test", 10)):
+        tables: dict[str, list[str]] = {
+            name: [] for name in "wav.scp segments text utt2spk spk2utt spk2gender".split()
+        }
+        (folder / split / "audio").mkdir(parents=True)
+        for number in range(speakers):
+            speaker = f"{split[1]}{number:02d}"
+            audio = folder / split / "audio" / f"{speaker}.flac"
+            content = io.BytesIO()
+            soundfile.write(content, noise.normal(0, 0.1, 19200), 16000, format="FLAC")
+            audio.write_bytes(content.getvalue())
+            tables["wav.scp"].append(f"rec-{speaker} {audio}")
+            utterances = [f"{speaker}-{part}" for part in range(2)]
+            for part, name in enumerate(utterances):
+                tables["segments"].append(f"{name} rec-{speaker} {0.6 * part} {0.6 * part + 0.55}")
+                tables["text"].append(f"{name} {texts[(number + part) % 3]}")
+                tables["utt2spk"].append(f"{name} {speaker}")
+            tables["spk2utt"].append(" ".join([speaker, *utterances]))
+            if number % 5:
+                tables["spk2gender"].append(f"{speaker} {'mf'[number % 2]}")
+        for name, lines in tables.items():
+            (folder / split / name).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def clients_of(experiment: Path) -> list[str]:
+    """Return the clients of an experiment's ledger, each as often as it took part."""
+    return [row["client"] for row in ledger(experiment) if row["client"] != "-"]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A checkout, with packed clips where the keyword recipe leaves them."""
+    root = make_checkout(tmp_path_factory.mktemp("pages"))
+    packed = root / "egs/speechcommands/kws1/dump/mini/keywords"
+    clips = {f"c{number}": [2, 2, 1 + number, 2] for number in range(18)}
+    for split, clients in (("train", clips), ("valid", {"v": [1] * 4})):
+        keywords.pack(packed / split, clients)
+    return root
+
+
+def test_no_block_is_left_out():
+    """What is run here, and what test_readme.py tries with --help, is all."""
+    tried = "".join(blocks(CONTRIBUTING, name) for name in (SET_UP, *TYPED))
+    assert tried == blocks(CONTRIBUTING)
+
+
+def test_methods_networks_tasks_and_recipes_are_added(checkout, tmp_path):
+    """One section after the other in one shell, as they stand on the page."""
+    script = "".join(f"echo '=== {name}'\n{blocks(CONTRIBUTING, name)}" for name in TYPED)
+    done = bash(script, checkout).ok()
+    said = dict(re.findall(r"^=== (.+)\n((?:(?!===).*\n)*)", done.out, flags=re.M))
+    assert re.search(r"^mymethod +MyMethod +asr, kws, lm$", said["A method"], re.M)
+    states = sorted((checkout / "mine/exp/mynet").glob("round_*/global.safetensors"))
+    assert len({path.read_bytes() for path in states}) == 2
+    assert len(clients_of(checkout / "mine/exp/mynet")) == 16
+    # With FedKWS-UI and without FMP, as it is keyword spotting.
+    able = re.findall(r"^(\w+) .*, mytask$", said["A task"], re.M)
+    assert {"mymethod", "fedkws_ui"} <= set(able) and "fmp" not in able
+    frozen = yaml.safe_load((checkout / "mine/exp/mytask/config.yaml").read_text())
+    assert frozen["task"] == "mytask"
+    assert "Stages: 1 data directories, 2 features." in said["A corpus"]
+    # The recipe that the page leaves behind has stages that work.
+    corpus = kaldi_corpus(tmp_path / "corpus")
+    recipe = checkout / "egs/mycorpus/asr1"
+    bash(f"MYCORPUS='{corpus}' ./run.sh --tag fake", recipe).ok()
+    frames = (recipe / "data/fake/test/utt2num_frames").read_text().splitlines()
+    assert [line.split()[1] for line in frames] == ["53"] * 20
+
+
+def test_a_corpus_of_ones_own_becomes_a_table(tmp_path):
+    root = make_checkout(tmp_path)
+    corpus = kaldi_corpus(tmp_path / "corpus")
+    (root / "conf/commonvoice/an4.yaml").write_text(yaml.safe_dump(TINY))
+    script = blocks(OWN_CORPUS)
+    assert script.count("/corpora/mycorpus") == 1
+    bash(script.replace("/corpora/mycorpus", f"'{corpus}'"), root / "egs").ok()
+    here = root / "egs/mycorpus/asr1"
+    # 42 speakers, less the server's and those of the validation set: each is a client.
+    clients = clients_of(here / "exp/fedavg")
+    assert len(clients) == 2 * 4 and len(set(clients)) == 4
+    owners = [
+        line.split() for line in (here / "data/eval_test/utt2client").read_text().splitlines()
+    ]
+    speakers = [name[:3] for name, owner in owners if owner == "unknown"]
+    assert speakers == ["e00", "e00", "e05", "e05"]
+    page = (here / "RESULTS.md").read_text()
+    header = re.search(r"^\| Method +\|.*$", page, re.M)[0]
+    assert [cell.strip() for cell in header.split("|")][-5:-1] == ["f", "m", "unknown", "AVG"]
+    assert re.search(r"^\| Baseline ", page, re.M) and re.search(r"^\| FedAvg ", page, re.M)
+    assert (here / "RESULTS.png").stat().st_size
+
+
+def test_the_citation_fits_the_package_and_the_readme():
+    """The version, the licence, and the papers of the README's table with all that stands there."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["cff-version"] == "1.2.0" and cited["type"] == "software"
+    assert (cited["title"], cited["version"]) == ("fedtools", __version__)
+    assert cited["message"] and cited["authors"] == [{"name": "fedtools developers"}]
+    assert cited["license"] == re.search('license="(.+)"', (ROOT / "setup.py").read_text())[1]
+    assert re.match(r"\s+Apache License\s+Version 2.0", (ROOT / "LICENSE").read_text())
+    papers = re.findall(r"^\| \[`egs/.+?\|.+?\| (.+?) \|", (ROOT / "README.md").read_text(), re.M)
+    found = []
+    for one in cited["references"]:
+        assert one["type"] == "conference-paper"
+        first, *others = (author["family-names"] for author in one["authors"])
+        authors = f"{first} et al." if len(others) > 1 else " and ".join([first, *others])
+        found.append(f"{authors}, {one['title']}, {one['conference']['name']}")
+        assert one["conference"]["name"].endswith(str(one["year"]))
+    assert len(papers) == 4 and sorted(papers) == sorted(found)
+
+
+def test_the_changelog_tells_what_methods_are_refused_for():
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(r"^## \[Unreleased\]$", changes, re.M)
+    for old, new in Method._RENAMED.items():
+        assert re.search(rf"^\| `{old}\b.*\| `{new}\b", changes, re.M), old
