@@ -119,6 +119,8 @@ def test_a_page_reads_as_commonmark_says(site, page):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_a_page_with_its_help(site, name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
+    # So that usage names the program "fedtools", not "python -m pytest".
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
     page = f"commands/{name.replace(' ', '/')}.html"
     assert inside(*name.split(), "--help").ok().out in read(site / page).blocks
     listed = Page((site / "commands/index.html").read_text(encoding="utf-8")).links
