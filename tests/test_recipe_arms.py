@@ -122,6 +122,8 @@ def test_the_reports_differences(recipe, tmp_path):
         folder.mkdir(parents=True)
         for unit in ("utterance", "user"):
             (folder / f"doubt_{unit}.yaml").write_text("doubt: 0.5\n")
+        (folder / "weights.yaml").write_text("lm_weight: 1.25\nword_score: -0.5\n")
+        (folder / "scale.yaml").write_text(f"scale: {seed / 2}\n")
     page = tmp_path / "RESULTS.md"
     options = (
         "--arms",
@@ -140,6 +142,8 @@ def test_the_reports_differences(recipe, tmp_path):
     text = page.read_text()
     assert "below -2 % of NNLM): **yes**, -10." in text or "NNLM): **yes**, -9." in text
     assert "counts is below 0): **yes**, -" in text and "12,000 words of 12 persons" in text
+    (line,) = (line for line in text.splitlines() if "1.25, 1.25" in line)
+    assert [cell.strip() for cell in line.split("|")][3:5] == ["-0.5, -0.5", "0, 0.5"]
     (line,) = (line for line in text.splitlines() if line.startswith("| a bound"))
     assert "**-25." in line or "**-24." in line
     (line,) = (line for line in text.splitlines() if line.startswith("| beta alone (0.75)"))

@@ -22,6 +22,7 @@ from settings import PAPER, PERCENT, plot_epsilon, table_4
 
 from fedtools.federation.rows import ALL, COLUMNS, SOME
 from fedtools.files.atomic import write_text
+from fedtools.files.config import read_yaml
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.tables import count, format_markdown, read_tsv, with_deviation
 from fedtools.report.options import add_page_options, page_of
@@ -140,6 +141,23 @@ def own_counts(arms: Mapping[str, Arm]) -> str:
     return format_markdown(header, cells)
 
 
+def chosen(folder: Path, names: Sequence[str], seeds: Sequence[int]) -> str:
+    """Return a table of the values chosen on dev for each arm, by seed."""
+    cells = []
+    for name in names:
+        models = [folder / name / "nnlm" / f"seed{seed}" for seed in seeds]
+        weights = [read_yaml(one / "weights.yaml") for one in models]
+        scales = [read_yaml(one / "scale.yaml") for one in models]
+        cells.append([
+            ARMS.get(name, name),
+            ", ".join(f"{one['lm_weight']:g}" for one in weights),
+            ", ".join(f"{one['word_score']:g}" for one in weights),
+            ", ".join(f"{one['scale']:g}" for one in scales),
+        ])  # fmt: skip
+    header = ["Arm", "LM weight", "word score", "lambda (0: dev is best without FMP)"]
+    return format_markdown(header, cells)
+
+
 def decide(found: Difference, base: Counts, limit: float) -> str:
     """Return "yes", "no" or "undecided": is the whole interval below a limit, in % of base WER."""
     rate = float(np.mean(base.rates()))
@@ -189,6 +207,7 @@ def write_report(
         "rows of an arm. Lambda and weights were fixed on dev for each arm and seed.",
         "\n".join(verdicts(arms)),
     ]
+    parts += [f"**{caption}: weights and lambda**, by seed.", chosen(folder, names, seeds)]
     for name, arm in arms.items():
         ways = [way for way in (ALL, SOME) if (BASE, way) in arm]
         title_of = ARMS.get(name, f"far, with {name.removeprefix('mix')} % of words from meetings")
