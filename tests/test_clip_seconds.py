@@ -165,7 +165,7 @@ def test_a_shift_of_more_than_a_clip_is_refused(tmp_path):
     training = CONFIG["training"] | {"augment": {"time_shift_ms": 251}}
     config_file(tmp_path / "c.yaml", training=training, clients_per_round=1)
     begin = ("init", tmp_path / "exp", "--config", tmp_path / "c.yaml", "--method", "fedavg")
-    inside(*begin, "--data", f"train={tmp_path / 'train'}").fails(1, "time_shift_ms 251 is more")
+    inside(*begin, "--data", f"train={tmp_path / 'train'}").fails(1, "time_shift_ms 251 is longer")
 
 
 def test_silence_is_as_long_as_a_clip(tmp_path):

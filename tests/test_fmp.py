@@ -160,7 +160,7 @@ def test_transcripts_are_for_scoring_alone(stream, tmp_path):
         *("init", tmp_path / "c", "--config", tmp_path / "a.yaml", "--method", "fmp"),
         *("--data", f"train={stream}", "--data", f"valid={stream}"),
     ).ok()
-    inside("rounds", tmp_path / "c", "--evaluate", "valid").fails(1, "'valid' is no stream")
+    inside("rounds", tmp_path / "c", "--evaluate", "valid").fails(1, "'valid' is not a stream")
 
 
 def test_evaluation_is_of_the_next_group(stream, tmp_path):

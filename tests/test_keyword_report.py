@@ -245,7 +245,7 @@ def test_differences_are_of_the_same_speakers_seeds_and_evaluations(recipe):
     mean = np.mean([np.mean(one) for one in errors["fedavg"].values()])
     assert accuracy == f"{100 * (1 - mean / 20):.2f} (1)"
     assert "over test speakers, not adjusted" in page
-    assert re.search(r"Differences above about \d\.\d points could be told", page)
+    assert re.search(r"Differences above about \d\.\d points can be distinguished", page)
     report("--reference", "FedSgd").fails(1, "no row 'FedSgd' to compare with", "'FedAvg'")
 
 

@@ -162,7 +162,7 @@ def test_mistakes_are_told(world, tuned, tmp_path, cli):
     cli("rounds", tuned, "--to", T + 1).fails(1, f"round {T + 1}", "more rounds")
     cli("average", tuned).fails(1, "exp: models of task lm are not averaged")
     path = begin(world, tmp_path / "valid", "--data", f"valid={world / 'stream'}")
-    cli("evaluate", path, "--split", "valid").fails(1, "'valid' is no stream")
+    cli("evaluate", path, "--split", "valid").fails(1, "'valid' is not a stream")
     config = {"task": "lm", "rounds": T, "model": LM}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     data = ("--config", tmp_path / "c.yaml", "--data", f"train={world / 'stream'}")

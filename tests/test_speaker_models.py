@@ -401,5 +401,5 @@ def test_another_file_is_no_model(tmp_path, change, said):
 def test_a_matrix_that_is_no_covariance(tmp_path, plda):
     path = tmp_path / "plda.safetensors"
     Plda(plda.mean, plda.between, -plda.within).save(path)
-    with pytest.raises(UserError, match="no covariance"):
+    with pytest.raises(UserError, match="not a covariance"):
         Plda.load(path)

@@ -223,7 +223,7 @@ def _read_parts(
         found = read_yaml(made_from)
         bins.add(found.pop("batch_bins", None))
         if found != {"job": f"{job} of {jobs}", **origin} or len(bins) > 1:
-            problem = "scores of other lists, jobs or batches, or by another model"
+            problem = "the scores of other lists, jobs or batches, or by another model"
             raise UserError(problem, path=scp, remedy=remedy)
         entries |= read_scp(scp)
     return entries, bins.pop()
