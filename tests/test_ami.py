@@ -370,7 +370,7 @@ def test_deep_elements_and_missing_files_are_told(tmp_path):
     whole = deep.read_bytes()
     deep.write_text("<a>" * 100_000)
     result = prepare(corpus, tmp_path / "data")
-    assert result.code == 1 and "elements within elements" in result.err.splitlines()[-1]
+    assert result.code == 1 and "elements are nested too deeply" in result.err.splitlines()[-1]
     deep.write_bytes(whole)
     (corpus / "corpusResources" / "meetings.xml").unlink()
     result = prepare(corpus, tmp_path / "data")
