@@ -347,7 +347,7 @@ def test_annotations_and_audio_below_the_corpus_and_apart(tmp_path):
          ":5: <speaker> 'ES2002a_1' has the global_name '../up'"),
         ("corpusResources/meetings.xml", 'nxt_agent="B"', 'nxt_agent="A"',
          ":5: <speaker> 'ES2002a_1' has the agent A of another speaker of ES2002a"),
-        ("corpusResources/meetings.xml", "IS1008b", "ES2002a", ":9: the meeting ES2002a appears twi"),
+        ("corpusResources/meetings.xml", "IS1008b", "ES2002a", ":9: the meeting ES2002a appears"),
         ("corpusResources/meetings.xml", 'observation="ES2002a"', "",
          "the meeting ES2002a, which has segments, is missing"),
     ],

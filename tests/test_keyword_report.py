@@ -336,7 +336,7 @@ def test_experiments_that_are_not_finished_are_left_out_and_named(recipe):
     assert "keywords/dscnn/fedavg/seed1 (evaluated up to round 8 of 9)" in page
     assert "keywords/dscnn/fedopt/seed0 (evaluated up to round 0 of 9)" in page
     Path("RESULTS.md").unlink()
-    report(root="exp/keywords").fails(1, "exp/keywords: no experiment", "fedtools init")
+    report(root="exp/keywords").fails(1, "exp/keywords: no complete experiment", "fedtools init")
     assert not Path("RESULTS.md").exists()
 
 
