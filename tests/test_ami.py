@@ -347,7 +347,7 @@ def test_annotations_and_audio_below_the_corpus_and_apart(tmp_path):
          ":5: <speaker> 'ES2002a_1' has the global_name '../up'"),
         ("corpusResources/meetings.xml", 'nxt_agent="B"', 'nxt_agent="A"',
          ":5: <speaker> 'ES2002a_1' has the agent A of another speaker of ES2002a"),
-        ("corpusResources/meetings.xml", "IS1008b", "ES2002a", ":9: the meeting ES2002a comes twi"),
+        ("corpusResources/meetings.xml", "IS1008b", "ES2002a", ":9: the meeting ES2002a appears"),
         ("corpusResources/meetings.xml", 'observation="ES2002a"', "",
          "the meeting ES2002a, which has segments, is missing"),
     ],
@@ -370,7 +370,7 @@ def test_deep_elements_and_missing_files_are_told(tmp_path):
     whole = deep.read_bytes()
     deep.write_text("<a>" * 100_000)
     result = prepare(corpus, tmp_path / "data")
-    assert result.code == 1 and "elements within elements" in result.err.splitlines()[-1]
+    assert result.code == 1 and "elements are nested too deeply" in result.err.splitlines()[-1]
     deep.write_bytes(whole)
     (corpus / "corpusResources" / "meetings.xml").unlink()
     result = prepare(corpus, tmp_path / "data")
@@ -388,7 +388,7 @@ def test_a_word_twice_is_one_word_and_nothing_usable_is_an_error(tmp_path):
     text = path.read_text(encoding="iso-8859-1")
     path.write_text(re.sub("(<w.*Hi</w>\n)", r"\1\1", text), encoding="iso-8859-1")
     result = prepare(corpus, tmp_path / "data").ok()
-    assert "kept 1, dropped 0\n" in result.out and "; 1 twice" in result.err
+    assert "kept 1, dropped 0\n" in result.out and "; 1 with another word" in result.err
     assert list(read_table(tmp_path / "data/eval/text").values()) == ["HI THERE"]
     path.write_text(text.replace("Hi", ".").replace("there", "-"), encoding="iso-8859-1")
     before = content(tmp_path / "data")

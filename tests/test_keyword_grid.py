@@ -130,7 +130,9 @@ def test_a_round_of_each_row_tells_what_all_will_take(world):
         # Measured at the start and after every round.
         measured = int(rounds) + 1
         hours += int(count) * (int(rounds) * float(each) + measured * float(evaluation)) / 3600
-    total = float(re.search(r"all of the list: ([\d.]+) hours, [\d.]+ with 2 side", told.out)[1])
+    total = float(
+        re.search(r"all of the list: ([\d.]+) hours, [\d.]+ with 2 in parallel", told.out)[1]
+    )
     assert total == pytest.approx(hours, abs=0.06)
     assert [path.name for path in Path("exp").iterdir()] == ["list"]
     Path("exp/list").write_text("1\texp/a\n")

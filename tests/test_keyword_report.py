@@ -336,7 +336,7 @@ def test_experiments_that_are_not_finished_are_left_out_and_named(recipe):
     assert "keywords/dscnn/fedavg/seed1 (evaluated up to round 8 of 9)" in page
     assert "keywords/dscnn/fedopt/seed0 (evaluated up to round 0 of 9)" in page
     Path("RESULTS.md").unlink()
-    report(root="exp/keywords").fails(1, "exp/keywords: no experiment", "fedtools init")
+    report(root="exp/keywords").fails(1, "exp/keywords: no complete experiment", "fedtools init")
     assert not Path("RESULTS.md").exists()
 
 
@@ -619,7 +619,7 @@ def replaced(path: Path, old: str, new: str) -> None:
         ("config.yaml", "seed: 0", "seed: 7", "seed is 7, but the folder says 0"),
         ("config.yaml", "seed: 0", "sed: 0", "unknown option 'sed', did you mean 'seed'"),
         ("config.yaml", "task: kws", "task: asr", "not a keyword network and method"),
-        ("config.yaml", "dump/keywords/train", "dump/words/train", "data are not those of"),
+        ("config.yaml", "dump/keywords/train", "dump/words/train", "data differ from those of"),
         ("evaluate_test.tsv", "41.0000", "x", "evaluate_test.tsv:2: accuracy is 'x'"),
         ("evaluate_test.tsv", "clips", "words", "evaluate_test.tsv:1: the header"),
         ("round_0001/ledger.tsv", "bob", "eve", "'eve' is not in the training data"),

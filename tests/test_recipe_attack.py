@@ -221,7 +221,7 @@ def test_defences_membership_and_sex(recipe):
     run("utils/attack_updates.sh", "--out", "x", cwd=recipe).fails(2, "--exp is missing")
     given = ("--exp", "exp/fake/part2", "--indicator", "y", "--out", "z")
     given += ("--defences", "bits=8 none")
-    run("utils/attack_updates.sh", *given, cwd=recipe).fails(2, "none comes first")
+    run("utils/attack_updates.sh", *given, cwd=recipe).fails(2, "'none' must be first")
 
 
 def test_without_an_indicator_weights_alone_are_attacked(recipe, tmp_path):

@@ -279,7 +279,7 @@ def test_too_few_other_words_are_all_unknown(tmp_path):
     # Unless the archive is the test set.
     archive = speech_commands_test_set(tmp_path, clips)
     result = prepare(corpus, tmp_path / "archive", "--test-archive", archive).ok()
-    assert "keywords, train: 1 clips" in result.out and "keywords, test: " not in result.out
+    assert "keywords, train: 1 unknown clips" in result.out and "keywords, test: " not in result.out
 
 
 @pytest.mark.parametrize("silence", [True, False])
