@@ -242,8 +242,10 @@ def test_the_same_bytes_whatever_is_killed_removed_or_said(world, searched, tmp_
     assert results(path) == expected
     inside("reset", path, "--round", "4").ok()
     made.unlink()
-    (path / "server/labels/en.0123456789abcdef").touch()
+    stale = path / "server/labels/en.0123456789abcdef"
+    stale.touch()
     inside("rounds", path).ok()
+    stale.unlink()
     assert results(path) == expected
 
 
