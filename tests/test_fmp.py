@@ -546,7 +546,7 @@ def test_the_example_of_the_readme(stream, tmp_path, key, cli):
         noise[name] = read_tsv(path / "dp.tsv", None)[-1]["scale"]
     told = " ".join(text.split("## ")[0].split())
     assert f"the scale of noise is {noise['']} words" in told
-    assert f"With `groups: even` it is {noise['groups']}, whatever is sent" in told
+    assert f"With `groups: even` it is {noise['groups']}, for both values of `sends`" in told
     assert f"cumulative counts need {noise['sends']}" in told
 
 
