@@ -453,7 +453,7 @@ def test_a_client_of_one_speaker_and_one_that_was_refused(world, tmp_path, cli):
     scp.write_text(scp.read_text().replace("features.en.ark", "features.au.ark"))
     cli("aggregate", path).ok()
     result = cli("attack", "features", path, tmp_path / "out").ok()
-    assert "in: one speaker" in result.err
+    assert "in: a single speaker" in result.err
     assert re.search(r"^en: not attacked: .+\.scp", result.err, re.MULTILINE)
     rows = read_tsv(tmp_path / "out" / "attacks.tsv", COLUMNS)
     assert {row["attack"] for row in rows if row["client"] == "in"} == {"III, initial classifier"}

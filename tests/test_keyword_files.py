@@ -224,7 +224,7 @@ def test_what_was_frozen_cannot_be_changed(trained, cli, file):
     whole = bytearray(path.read_bytes())
     whole[-2] ^= 1
     for damage, said in (
-        (lambda: path.write_bytes(whole), f"{path}: not as "),
+        (lambda: path.write_bytes(whole), f"{path}: changed since "),
         (lambda: path.unlink(), f"{trained}: no experiment" if file == FROZEN[0] else "missing"),
     ):
         shutil.copy(path, aside)

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from conftest import ROOT, inside, run
+from conftest import ROOT, fedtools, inside, run
 from markdown_it import MarkdownIt
 
 BUILD = ROOT / "utils/site.sh"
@@ -147,7 +147,7 @@ def test_docstrings_are_shown_as_they_are(site, room):
 
 def test_methods_are_those_of_the_command(site):
     page = read(site / "methods.html")
-    rows = inside("methods").ok().out.splitlines()
+    rows = fedtools("methods").ok().out.splitlines()
     assert page.elements["tr"] == len(rows) > 10
     for row in rows:
         assert words(row) in words(page.words)

@@ -294,7 +294,7 @@ def test_same_bytes_again_but_not_with_another_seed_and_nothing_old_is_left(tmp_
     prepare(corpus, tmp_path / "other", *SMALL, "--seed", "1").ok()
     assert content(tmp_path / "other")["speakers.tsv"] != first["speakers.tsv"]
     prepare(corpus, out, *SMALL[:2], "--hours-g", "99").fails(1, "have the 180 s for a model")
-    prepare(corpus, out, *SMALL, "--speakers", "8,3,2").fails(1, "of 12 speakers", "--speakers")
+    prepare(corpus, out, *SMALL, "--speakers", "8,3,2").fails(1, "of 12 (", "--speakers")
     assert content(out) == first
     result = prepare(corpus, tmp_path / "counts", *SMALL, "--speakers", "5,4,2").ok()
     assert "speaker not drawn" in result.out

@@ -416,7 +416,7 @@ def test_hostile_files_are_told_in_a_line(world, tmp_path):
     done = inside("attack", "weights", world / "exp", tmp_path / "x", *both)
     done.fails(1, "'s00-a1' is also in another experiment")
     far = ("--set", "weights.constant=[20, 99]")
-    inside("attack", "weights", world / "exp", tmp_path / "x", *far).fails(1, "of 26 values")
+    inside("attack", "weights", world / "exp", tmp_path / "x", *far).fails(1, "has 26 values")
 
 
 def test_other_networks_are_not_compared(world, tmp_path):
