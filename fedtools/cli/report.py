@@ -133,7 +133,8 @@ def report_command(
     Reads: EXP_DIR/config.yaml, round_<number>/ledger.tsv, evaluate_valid.tsv; SCORE_DIR/wer.tsv,
     speakers.tsv and weights.yaml; the tables and pictures that options name.
 
-    Writes: RESULTS; the PNG of --plot.
+    Writes: RESULTS; next to it, RESULTS-SECTION-intervals.tsv, with the intervals of all rates; the
+    PNG of --plot.
 
     Example in egs/commonvoice/asr1: fedtools report exp/mini/RESULTS.md --section mini --mini \
         --corpus 'Common Voice' --release cv-corpus-mini --row \

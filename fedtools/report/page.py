@@ -14,9 +14,15 @@ from fedtools.files.provenance import git_hash, records
 from fedtools.files.tables import format_markdown, read_tsv, with_deviation
 from fedtools.files.text_files import read_text
 from fedtools.report.differences import Compared, usable
+from fedtools.report.intervals import (
+    heading,
+    interval_file,
+    interval_table,
+    with_interval,
+    write_intervals,
+)
 from fedtools.report.results import (
     DONE,
-    Interval,
     Method,
     check_comparable,
     collapse_note,
@@ -113,13 +119,15 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
     published = [(caption, _table_of(file)) for caption, file in page.published]
     compared = Compared.of(methods, _references(methods, page.references))
     table = main_table(methods, compared)
-    section = _section(path, methods, compared, table, page, published)
+    further = [(caption, _read(rows)) for caption, rows in page.tables]
+    section = _section(path, methods, further, compared, table, page, published)
     new = with_section(path, page.section, section)
     if page.plot is not None:
         # Imported late: matplotlib is not needed without a plot.
         from fedtools.report.plots import plot_wer
 
         plot_wer(page.plot, methods, page.corpus.caption)
+    write_intervals(interval_file(path, page.section), [("main", methods), *further])
     write_text(path, new)
     return table
 
@@ -165,6 +173,7 @@ def replace_section(page: str, name: str, section: str, path: Path) -> str:
 def _section(
     path: Path,
     methods: Sequence[Method],
+    further: Sequence[tuple[str, Sequence[Method]]],
     compared: Compared,
     table: str,
     page: Page,
@@ -199,14 +208,14 @@ def _section(
         table,
         *weight_lines(methods),
     ]
-    for name in runs[0].rates:
-        parts += [
-            f"**{caption}: {name.upper()} (%) with 95 % intervals** by bootstrap over speakers; "
-            f"none for fewer than {MIN_SPEAKERS} speakers."
-            + " Rates and bounds are means over the seeds."
-            * over_seeds,
-            interval_table(methods, name),
-        ]
+    file = interval_file(path, page.section)
+    parts += [
+        f"**{caption}: {rate.title} (%) with 95 % intervals** by bootstrap over speakers; "
+        f"none for fewer than {MIN_SPEAKERS} speakers. "
+        + "Rates and bounds are means over the seeds. " * over_seeds
+        + f"[`{file.name}`]({quote(file.name)}) has the intervals of all rates and tables.",
+        interval_table(methods, rate.rate),
+    ]
     parts += [f"{caption}, {one.name}: {pooled_line(one)}." for one in read_each(page.elsewhere)]
     if page.plot is not None:
         shown = f"validation {rate.title} by round, greedy search, mean over clients"
@@ -214,13 +223,9 @@ def _section(
             f"**{caption}: {shown}**" + ", mean and range over seeds." * over_seeds,
             image(f"{rate.title} by round, {caption}", page.plot.name),
         ]
-    for title, rows in page.tables:
-        read = _read(rows)
+    for title, read in further:
         own = usable(compared.references, read) if compared.references else []
         parts += [f"**{caption}: {title}**, as above.", main_table(read, Compared.of(read, own))]
-        shown = read[0].runs[0].unit
-        parts += [f"The same, {shown.title} (%) with 95 % intervals as above:"]
-        parts += [interval_table(read, shown.rate)]
     for title, file in page.measured:
         parts += [f"**{caption}: {title}**", _table_of(file)]
     for title, picture in page.pictures:
@@ -323,7 +328,7 @@ def main_table(methods: Sequence[Method], compared: Compared) -> str:
     rate = methods[0].runs[0].unit.rate
     clients = list(methods[0].runs[0].rates[rate])
     costs = ["Comm./client", "Comm.", "Client epochs", "Server epochs"]
-    header = ["Method", *costs, *map(_heading, clients)]
+    header = ["Method", *costs, *map(heading, clients)]
     cells = [
         [
             method.marked,
@@ -348,31 +353,11 @@ def main_table(methods: Sequence[Method], compared: Compared) -> str:
     return format_markdown([*header, *names, *DONE], cells) + f"\n{note}\n" * bool(note)
 
 
-def interval_table(methods: Sequence[Method], rate: str) -> str:
-    """Format one rate ("wer" or "cer") by client, with its 95 % intervals."""
-    clients = list(methods[0].runs[0].rates[rate])
-    cells = [
-        [method.marked, *(_with_interval(method.interval(rate, client)) for client in clients)]
-        for method in methods
-    ]
-    return format_markdown(["Method", *map(_heading, clients)], cells)
-
-
 def pooled_line(method: Method) -> str:
     """Return a sentence part with a method's mean error rate, its interval, and its test data."""
     unit = method.runs[0].unit
-    rate = _with_interval(method.interval(unit.rate, AVERAGE))
+    rate = with_interval(method.interval(unit.rate, AVERAGE))
     return f"{unit.title} {rate} % on {_scored(method)}"
-
-
-def _heading(client: str) -> str:
-    return "AVG" if client == AVERAGE else client
-
-
-def _with_interval(rate: Interval) -> str:
-    if rate.low is None or rate.high is None:
-        return f"{rate.value:.1f}"
-    return f"{rate.value:.1f} [{rate.low:.1f}, {rate.high:.1f}]"
 
 
 def embolden(
