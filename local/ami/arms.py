@@ -50,6 +50,7 @@ ARMS = {
     "far": "far: both models trained on open chat",
     "cross": "neural model trained on open chat, n-gram on other meetings",
 }
+MIX = "far, with {} % of words from meetings"
 # Threshold fixed before any result was seen: change of the far arm's row "fmp", in % of its NNLM.
 REPRODUCED = -2.0
 OWN = (("beta25", "other25"), ("beta75", "other75"))
@@ -74,6 +75,11 @@ class Counts:
 
 
 Arm = Mapping[tuple[str, str], Counts]
+
+
+def title_of(arm: str) -> str:
+    """Return the name of an arm in tables; mix10 is the far text with 10 % from meetings."""
+    return ARMS.get(arm) or MIX.format(arm.removeprefix("mix"))
 
 
 def read_arm(folder: Path, seeds: Sequence[int]) -> dict[tuple[str, str], Counts]:
@@ -133,7 +139,7 @@ def own_counts(arms: Mapping[str, Arm]) -> str:
     """Return the table of beta alone against another person's counts of the same round."""
     cells = []
     for name, arm in arms.items():
-        cells.append([ARMS.get(name, name)])
+        cells.append([title_of(name)])
         for own, other in OWN:
             found = arm[own, ALL].less(arm[other, ALL])
             cells[-1].append(relative(found, arm[BASE, ALL]))
@@ -149,7 +155,7 @@ def chosen(folder: Path, names: Sequence[str], seeds: Sequence[int]) -> str:
         weights = [read_yaml(one / "weights.yaml") for one in models]
         scales = [read_yaml(one / "scale.yaml") for one in models]
         cells.append([
-            ARMS.get(name, name),
+            title_of(name),
             ", ".join(f"{one['lm_weight']:g}" for one in weights),
             ", ".join(f"{one['word_score']:g}" for one in weights),
             ", ".join(f"{one['scale']:g}" for one in scales),
@@ -210,8 +216,7 @@ def write_report(
     parts += [f"**{caption}: weights and lambda**, by seed.", chosen(folder, names, seeds)]
     for name, arm in arms.items():
         ways = [way for way in (ALL, SOME) if (BASE, way) in arm]
-        title_of = ARMS.get(name, f"far, with {name.removeprefix('mix')} % of words from meetings")
-        parts += [f"**{caption}: arm {title_of}.**", arm_table(arm, ways)]
+        parts += [f"**{caption}: arm {title_of(name)}.**", arm_table(arm, ways)]
     parts += [f"**{caption}: own counts against another person's.**", own_counts(arms)]
     if "far" in arms:
         base = float(np.mean(arms["far"][BASE, ALL].rates()))
