@@ -1,4 +1,4 @@
-"""Attacks on the models that clients sent: on federations of simulated speakers."""
+"""Attacks on client updates, on federations of simulated speakers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedtools.models.asr import build_model
 from fedtools.score.verification import equal_error_rate
 
 SPEAKERS = ("ann", "bob", "cat", "dan")
-# Two models of each speaker, from other utterances.
+# Two models of each speaker, from different utterances.
 CLIENTS = [f"{speaker}-m{number}" for speaker in SPEAKERS for number in (1, 2)]
 
 
@@ -53,7 +53,7 @@ def world(tmp_path_factory) -> Path:
 
 
 def by_hand(world: Path, number: int, client: str, layer: int, part: str) -> np.ndarray:
-    """Mean and deviation of the differences, from the files of the experiment."""
+    """Return mean and deviation of the differences, from the files of the experiment."""
     folder = world / "exp" / f"round_{number:04d}"
     for table in sorted(folder.glob("update.*.tsv")):
         clients = [row["client"] for row in read_tsv(table, COLUMNS)]
@@ -109,7 +109,7 @@ def test_what_is_there_is_not_made_again(world, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     write_footprints(federation, world / "indicator", tmp_path, Look([1]))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-    # A layer that is gone is told, and made again.
+    # A missing layer is reported, and made again.
     (gone,) = tmp_path.glob("footprints.1.03-*.scp")
     gone.unlink()
     with pytest.raises(UserError, match=r"03-tdnn3\.scp: missing; run fedtools attack footprints"):
@@ -117,7 +117,7 @@ def test_what_is_there_is_not_made_again(world, tmp_path):
     write_footprints(federation, world / "indicator", tmp_path, Look([1]))
     assert len(read_footprints(tmp_path).layers) == 4
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    # Other options make it anew, and nothing of before stays.
+    # Other options replace it, and no earlier file stays.
     write_footprints(federation, world / "indicator", tmp_path, Look([1], highest=2))
     assert list(read_footprints(tmp_path).layers) == ["tdnn1", "tdnn2"]
     assert table.stat().st_mtime_ns != before[table]
@@ -183,7 +183,7 @@ def test_mistakes_are_told(world, tmp_path):
 
 
 def test_persons_of_the_indicator_are_in_no_training(world, tmp_path, monkeypatch):
-    """Where speakers are talks, of which a person may have several."""
+    """Where speakers are talks, a person may have several."""
     for name in ("train", "indicator"):
         shutil.copytree(world / name, tmp_path / name)
     add_persons(tmp_path / "train", {"ann": "Eve"})
@@ -198,7 +198,7 @@ def test_persons_of_the_indicator_are_in_no_training(world, tmp_path, monkeypatc
 
 
 def add_persons(path: Path, persons: dict[str, str]) -> None:
-    """Write utt2person: what utterances' names begin with, of whom some are somebody else."""
+    """Write utt2person from prefixes of utterance names, some of which belong to another person."""
     names = {utt: utt[:3] for utt in DataDir.read(path).utterances}
     table = {utt: persons.get(name, name) for utt, name in names.items()}
     write_table(path / "utt2person", table)
@@ -234,7 +234,7 @@ def test_a1_decides_trials_by_distance(looked, world, tmp_path):
     assert [(row["layer"], row["scores"]) for row in rows] == [
         (f"tdnn{n}", name) for n in (1, 2, 3, 4) for name in ("both", "means", "deviations")
     ]
-    # Four speakers with four models each, the two rounds taken together: 6 pairs each.
+    # Four speakers with four models each, over two rounds: 6 pairs each.
     assert {(row["targets"], row["others"]) for row in rows} == {("24", "96")}
     prints = read_footprints(out)
     trials = [line.split() for line in (out / "trials.easy").read_text().splitlines()]
@@ -253,7 +253,7 @@ def test_a1_decides_trials_by_distance(looked, world, tmp_path):
     both = np.array([float(score) for *_, score in scores])
     kinds = np.array([kind == "target" for *_, kind in trials])
     assert float(found["tdnn2"]["EER%"]) == pytest.approx(equal_error_rate(both, kinds), abs=0.01)
-    # Another weight is another score, the files are the same again with the same options.
+    # Another weight gives another score; the same options give the same files.
     before = (out / "a1.tsv").read_bytes()
     inside("attack", "a1", out, out, "--resamples", "50", "--set", "a1.alpha=[1, 0]").ok()
     rows = {(row["layer"], row["scores"]): row for row in read_tsv(out / "a1.tsv", VERIFIED)}
@@ -274,7 +274,7 @@ DIFFERENT = {
 
 @pytest.fixture(scope="module")
 def two(world, known, tmp_path_factory) -> tuple[Path, Path]:
-    """Footprints of two experiments, which can be compared."""
+    """Make comparable footprints of two experiments."""
     found = []
     for name in ("exp", "known"):
         out = tmp_path_factory.mktemp(name)
@@ -291,7 +291,7 @@ def test_footprints_of_other_kinds_are_not_compared(world, two, tmp_path, what):
     options = {"--indicator": world / "indicator", "--round": "1"}
     options |= dict(zip(DIFFERENT[what][::2], DIFFERENT[what][1::2], strict=True))
     if what == "Indicator":
-        # The same utterances at the same places, otherwise spoken.
+        # The same utterances at the same places, with other audio.
         simulated.data_dir(tmp_path / "other", ["xen", "yan"], 4, seed=6)
         options["--indicator"] = tmp_path / "other"
     if what == "kind of network":
@@ -319,7 +319,7 @@ def test_trials_by_recording(looked, world, tmp_path):
     table = tmp_path / "models.tsv"
     lines = ["model\tspeaker\tgender\ttalks\tseconds\n"]
     for name in read_footprints(out).models:
-        # Bob's models are all of one talk, those of others of two; of Dan's talks nothing is known.
+        # All of Bob's models are of one talk, the other speakers' of two; Dan's talks are unknown.
         talk = f"{name[:3]}-{'t' if name.startswith('bob') else name[5]}"
         talk = "" if name.startswith("dan") else f"{talk},{talk}-more"
         lines.append(f"{name}\t{name[:3]}\tf\t{talk}\t1.0\n")
@@ -350,7 +350,7 @@ def test_trials_by_recording(looked, world, tmp_path):
         assert [row for row in pairs[kind] if row not in own] == [
             row for row in pairs["easy"] if row[2] == "nontarget"
         ]
-    # Where a speaker is a talk, no target pair is of two.
+    # Where a speaker is a talk, no target pair is of two talks.
     talks = [line.split("\t") for line in lines[1:]]
     same = ["\t".join([*line[:3], line[1], line[4]]) for line in talks]
     table.write_text("".join([lines[0], *same]))
@@ -364,7 +364,7 @@ def test_trials_by_recording(looked, world, tmp_path):
 
 
 def test_two_talks_of_a_person_are_in_no_trial(tmp_path):
-    """Where a speaker is a talk, they are neither of one speaker nor of two people."""
+    """Two talks of a person are neither of one speaker nor of two people where speakers are talks."""
     table, lines = tmp_path / "models.tsv", ["model\tspeaker\tgender\tperson\ttalks\n"]
     for talk in ("ann1", "ann2", "bob1"):
         lines += [f"{talk}-m{n}\t{talk}\tf\t{talk[:3]}\t{talk}\n" for n in (1, 2)]
@@ -377,10 +377,10 @@ def test_two_talks_of_a_person_are_in_no_trial(tmp_path):
     ]
     rest = [{one[:3], other[:3]} for one, other, target in pairs if not target]
     assert rest == [{"ann", "bob"}] * 8
-    # Without that column nothing is known of it.
+    # Without that column, persons are unknown.
     unknown = {name: replace(model, person="") for name, model in models.items()}
     assert sum(~make_trials(unknown, others=0)["easy"].targets) == 12
-    # Nor is who is taken for the same person's other talk not found.
+    # A person found only by the other talk's name is reported.
     names = sorted(models)
     people = np.array([models[name].person for name in names])
     scores = (people[:, None] == people) + 0.1 * np.array([
@@ -423,7 +423,7 @@ KNOWN = ("kim", "lou", "mia", "ned", "oda", "pia", "rob", "sue")
 
 @pytest.fixture(scope="module")
 def known(world) -> Path:
-    """Models of other people, trained from the same beginning."""
+    """Train models of other people, from the same initial model."""
     people = [f"{one}-m{number}" for one in KNOWN for number in (1, 2)]
     one_speaker_each(simulated.data_dir(world / "known_train", people, 3, seed=3))
     path = world / "known"
@@ -437,7 +437,7 @@ def known(world) -> Path:
 
 
 A2 = ("--layer", "2", "--set", "a2.width=16", "--set", "a2.epochs=2", "--resamples", "50")
-# Of eight people who are known.
+# Eight known people.
 A2 += ("--set", "a2.network=0.25")
 
 
@@ -453,7 +453,7 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
     assert [row["scores"] for row in rows] == ways
     assert {(row["layer"], row["targets"], row["others"]) for row in rows} == {("h2", "4", "24")}
     assert {(row["defence"], row["attacker"]) for row in rows} == {("none", "-")}
-    # Cllr of the ratios as they were written; other scores have none.
+    # Cllr of the ratios as written; other scores have none.
     scored = [line.split() for line in (out / "a2.h2.easy").read_text().splitlines()]
     costs = {True: [], False: []}
     for one, other, ratio in scored:
@@ -463,7 +463,7 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
     assert float(rows[0]["Cllr"]) == pytest.approx(expected, rel=1e-4, abs=1e-3)
     assert float(rows[0]["minCllr"]) <= expected + 1e-3
     assert [row["Cllr"] == "-" for row in rows] == [False, False, True, True]
-    # The other two of those who are known have trained the network.
+    # The other two known people have trained the network.
     scp = [line.split()[0] for line in (out / "a2.h2.scp").read_text().splitlines()]
     assert [one for one in scp if one[:3] in SPEAKERS] == CLIENTS
     left = [one for one in scp if one[:3] in KNOWN]
@@ -471,14 +471,14 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
     trials = (out / "trials.easy").read_text().splitlines()
     scores = (out / "a2.h2.easy").read_text().splitlines()
     assert [one.split()[:2] for one in trials] == [one.split()[:2] for one in scores]
-    # The same command, the same bytes.
+    # The same command writes the same bytes.
     again = tmp_path / "again"
     inside("attack", "a2", known, world / "exp", again, *options).ok()
     assert (again / "a2.h2.easy").read_bytes() == (out / "a2.h2.easy").read_bytes()
 
 
 def test_models_of_a_round_differ_from_what_that_round_began_with(world):
-    """Equation 1 is of the global model that a client was sent, in later rounds, too."""
+    """Equation 1 uses the global model that a client was sent, in later rounds, too."""
     federation = Federation(world / "exp")
     own, look = sound_victims(federation, [1, 2]), LookA2([1, 2])
     side = Side.open(federation, own, world / "indicator", look, 2)
@@ -518,7 +518,7 @@ def test_a2_wants_disjoint_people_and_one_beginning(world, known, tmp_path):
     options = (*A2, "--indicator", world / "indicator", "--defence", "noise")
     done = inside("attack", "a2", known, world / "exp", tmp_path / "x", *options)
     done.fails(1, "invalid defence 'noise' in 'noise'")
-    # Before anything is trained.
+    # Before any training.
     (tmp_path / "models.tsv").write_text("model\tspeaker\tgender\ttalks\nann-m1\tbob\tf\t\n")
     options = (*A2, "--indicator", world / "indicator", "--models", tmp_path / "models.tsv")
     done = inside("attack", "a2", known, world / "exp", tmp_path / "x", *options)
@@ -532,7 +532,7 @@ def test_a1_on_two_experiments_together(world, known, looked, tmp_path):
         inside("attack", "footprints", world / part.name, part, *options).ok()
     inside("attack", "a1", *parts, tmp_path / "both", "--resamples", "50").ok()
     rows = read_tsv(tmp_path / "both" / "a1.tsv", VERIFIED)
-    # Twelve speakers of two models each.
+    # Twelve speakers with two models each.
     assert {(row["targets"], row["others"]) for row in rows} == {("12", "264")}
     done = inside("attack", "a1", parts[0], parts[0], tmp_path / "both")
     done.fails(1, "'kim-m1' is also in another folder")
@@ -540,7 +540,9 @@ def test_a1_on_two_experiments_together(world, known, looked, tmp_path):
 
 
 def test_a1_behind_a_defence_wants_footprints_without_it(world, known, tmp_path):
-    """Of the models that are attacked and of a cohort; the score that learns has all attackers."""
+    """Footprints of attacked models and of a cohort are required; the learnt score has all
+    attackers.
+    """
     options = ("--indicator", world / "indicator", "--round", "1", "--highest", "2")
     for name in ("exp", "known"):
         for folder, more in ((name, ()), (f"{name}.bits", ("--defence", "bits=4"))):

@@ -1,4 +1,4 @@
-"""FedNorm, FedExtract, DecoupleFL and labels of a teacher: by hand, on files that clients sent."""
+"""FedNorm, FedExtract, DecoupleFL and a teacher's labels against an oracle, on sent files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def world(tmp_path_factory) -> Path:
 
 
 class Student:
-    """A model and its teacher on all utterances of a client, as anybody would write it."""
+    """A model and its teacher on all utterances of a client, straightforwardly."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Student:
         load(self.teacher, state).eval()
 
     def labels(self) -> tuple[Tensor, Tensor]:
-        """Each utterance by itself, so that no padding is heard."""
+        """Label each utterance alone, so that no padding is heard."""
         found = []
         lengths = self.batch["speech_lengths"]
         for speech, length in zip(self.batch["speech"], lengths, strict=True):
@@ -125,7 +125,7 @@ class Student:
 
 
 def test_a_teacher_labels_and_follows(world, tmp_path):
-    """Equations 5 to 7 of Zhu et al., over three rounds through which the teacher lives on."""
+    """The teacher follows equations 5 to 7 of Zhu et al., and persists over three rounds."""
     path = start(world, tmp_path / "exp", "client")
     inside("rounds", path, "--to", "3").ok()
     begun = load_file(path / "init.safetensors")
@@ -148,7 +148,7 @@ def masking(folder: Path, width: int) -> dict:
 
 
 def link(world: Path, folder: Path) -> Path:
-    """A world of the same files, for other configurations."""
+    """Make a world of the same files, for other configurations."""
     for name in ("train", "valid", "tokens", "start.safetensors"):
         (folder / name).symlink_to(world / name)
     return folder
@@ -179,7 +179,7 @@ def test_a_teacher_may_begin_anew_in_each_round(world, tmp_path):
 
 
 def test_labels_of_a_teacher_are_no_transcripts(world, tmp_path):
-    """The same bytes without a `text`, with transcripts, and with wrong ones."""
+    """Labels are the same without a `text`, with transcripts, and with wrong ones."""
     found = []
     for name in ("none", "right", "wrong"):
         root = tmp_path / name
@@ -201,7 +201,7 @@ def test_labels_of_a_teacher_are_no_transcripts(world, tmp_path):
 
 
 def silent(world: Path, folder: Path) -> tuple[str, str]:
-    """Options that begin with a model which hears nothing but blanks."""
+    """Return options whose initial model outputs only blanks."""
     state = load_file(world / "start.safetensors")
     state["ctc.ctc_lo.bias"][0] += 100
     save_file(state, folder / "silent.safetensors")
@@ -242,7 +242,7 @@ def test_a_server_whose_labels_are_all_empty_is_told_and_goes_on(world, tmp_path
         "server": ["0", "0"],
         "total": ["0", "6"],
     }
-    # A client takes part when it sends features, and when the classifier comes back.
+    # A client takes part when it sends features, and when the classifier is sent back.
     took_part = {line[0]: line[1] for line in shown[1:]}
     assert {took_part[client] for client in TRAIN} == {"2" if method == "decouplefl" else "0"}
 
