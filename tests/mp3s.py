@@ -18,7 +18,7 @@ ID3 = b"ID3\x04\0\0\0\0\0\x23TSSE\0\0\0\x0f\0\0\x03Lavf57.83.100\0" + bytes(10)
 
 @cache
 def tiny_mp3() -> bytes:
-    """Return a tone at 16 kHz, of `TINY_SECONDS`, with a tag but no Info frame (as Common Voice)."""
+    """Return a tone at 16 kHz, of `TINY_SECONDS`, with a tag but no Info frame (Common Voice)."""
     import numpy as np
     import soundfile
 

@@ -650,7 +650,7 @@ def test_mini_meetings_surprise_a_model_of_the_background():
         own = counts_of(headsets, {meeting}, own_words.words_of)
         rates = [sum(c[word] for word in topic) / c.total() for c in (own, background)]
         assert rates[0] > 20 * rates[1] and len(topic & own.keys()) >= 9
-        # Somebody's pet words are nobody else's in the meeting.
+        # A speaker's pet words are used by no other speaker of the meeting.
         for headset in (h for h in headsets if h.meeting == meeting):
             mine, others = (
                 Counter(c.words[0] for h in who for s in h.segments for c in s if c.pet)
@@ -669,7 +669,7 @@ def mini(out: Path, *arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def mini_corpus(tmp_path_factory) -> Path:
-    """The mini corpus with two sentences of everybody; a test that changes it mends it."""
+    """Return the mini corpus with two sentences per speaker; a test that changes it restores it."""
     pytest.importorskip("espeakng_loader")
     folder = tmp_path_factory.mktemp("ami")
     assert "making 117 clips" in mini(folder, "--nj", "2").ok().err
@@ -709,7 +709,7 @@ def test_mini_corpus_prepares(mini_corpus, tmp_path):
 
 
 def test_mini_corpus_utterances_hold_speech(mini_corpus, tmp_path):
-    """Every utterance begins and ends with sound, and outside of utterances there is none."""
+    """Every utterance begins and ends with sound, and there is no sound outside utterances."""
     import soundfile
 
     prepare(mini_corpus, tmp_path / "data").ok()

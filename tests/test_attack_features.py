@@ -211,7 +211,7 @@ def test_an_utterance_is_the_mean_and_deviation_of_its_frames():
 
 
 def test_what_all_have_in_common_is_taken_away_before_sorting():
-    """Two speakers are separated whose difference is along the common mean, where angles are small."""
+    """Speakers that differ along the common mean are separated, though angles are small there."""
     random, numbers = np.random.default_rng(0), np.repeat([0, 1], 20)
     vectors = random.normal(0, 0.1, (40, 6))
     vectors[:, 0] += 10 + numbers

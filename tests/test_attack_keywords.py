@@ -26,7 +26,7 @@ SMALL = ("--set", "a2.width=8", "--set", "a2.epochs=1", "--set", "a2.network=0.2
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Make two federations of other speakers with one initial model; all take part in both rounds."""
+    """Make two federations of different speakers with one initial model and full participation."""
     root = tmp_path_factory.mktemp("keywords")
     keywords.pack(root / "indicator", {"xen": [0, 0, 2, 1], "yan": [0, 0, 1, 1]})
     keywords.config_file(root / "c.yaml", rounds=2, keep_updates=True)

@@ -364,7 +364,7 @@ def test_trials_by_recording(looked, world, tmp_path):
 
 
 def test_two_talks_of_a_person_are_in_no_trial(tmp_path):
-    """Two talks of a person are neither of one speaker nor of two people where speakers are talks."""
+    """Where speakers are talks, two talks of a person are neither target nor non-target."""
     table, lines = tmp_path / "models.tsv", ["model\tspeaker\tgender\tperson\ttalks\n"]
     for talk in ("ann1", "ann2", "bob1"):
         lines += [f"{talk}-m{n}\t{talk}\tf\t{talk[:3]}\t{talk}\n" for n in (1, 2)]

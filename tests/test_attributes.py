@@ -90,7 +90,7 @@ def test_a_speaker_in_training_and_test_would_be_seen(tmp_path, classes):
 
 @pytest.mark.parametrize(("classes", "shift"), [("fm", 1.5), ("abc", 3.0), ("abcd", 0.0)])
 def test_the_area_is_what_the_distance_of_classes_makes_it(tmp_path, classes, shift):
-    """For one value, N(0, 1) or N(d, 1), the area is Phi(d / sqrt 2); with no values it is a half."""
+    """For one value, N(0, 1) or N(d, 1), the area is Phi(d / sqrt 2); without values, a half."""
     found = some(400, shift, classes=classes, size=len(classes))
     (row,) = tell(found, tmp_path)
     low, high = number(row, "AUClow"), number(row, "AUChigh")

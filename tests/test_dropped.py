@@ -1,4 +1,4 @@
-"""How preparation tells what it left out."""
+"""Reports of what preparation left out."""
 
 from __future__ import annotations
 

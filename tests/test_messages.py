@@ -1,4 +1,4 @@
-"""Messages: written stack by stack, read with suspicion; every refusal there is."""
+"""Messages: written stack by stack, read with suspicion; all refusals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def stack(clients, spec=SPEC, tensors=state) -> dict[str, np.ndarray]:
 
 
 def write(folder, job, clients, left_out=(), spec=SPEC, tensors=state, base=BASE, order=None):
-    """A job's files, whose clients are sent one by one."""
+    """Write a job's files, with its clients sent one by one."""
     with MessageWriter(folder, job, clients, Payload(spec), base) as writer:
         for client in order or clients:
             writer.send([report(client, left_out)], stack([client], spec, tensors))
@@ -106,7 +106,7 @@ def files(folder) -> dict[str, bytes]:
 @settings(max_examples=40, deadline=None)
 @given(left_out=st.sets(st.sampled_from(CLIENTS)), order=st.permutations(CLIENTS), data=st.data())
 def test_stacks_and_orders_of_sending_change_no_byte(tmp_path_factory, left_out, order, data):
-    """One by one in the order of rows is the reference."""
+    """The reference is one by one, in the order of rows."""
     one, other = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("other")
     write(one, 1, CLIENTS, left_out)
     ends = sorted(data.draw(st.sets(st.integers(1, 3))) | {len(CLIENTS)})
@@ -144,7 +144,7 @@ def test_who_is_left_out_has_a_row_and_sends_zeros(tmp_path_factory, left_out):
 
 
 def bad_if(bad: bool, client: str) -> dict[str, np.ndarray]:
-    """A client's tensors, or NaN."""
+    """Return a client's tensors, or NaN."""
     return {name: value * (np.nan if bad else 1) for name, value in state(client).items()}
 
 
@@ -172,7 +172,7 @@ def test_memory_does_not_grow_with_clients(tmp_path):
 
 @pytest.mark.parametrize("spec", [{}, {"counts": ((2, 5), "float64"), "users": ((), "float64")}])
 def test_payloads_of_no_model(tmp_path, spec):
-    """Nothing at all, and counts."""
+    """Empty payloads, and counts, are read back."""
     write(tmp_path, 1, CLIENTS, ["bob"], spec=spec, tensors=lambda client: state(client, spec))
     assert (tmp_path / "update.1.safetensors").exists() == bool(spec)
     messages, refusals = read(tmp_path, [CLIENTS], spec=spec)
@@ -266,7 +266,7 @@ def test_what_is_complete(tmp_path):
 
 
 def test_what_a_kill_leaves_is_removed(tmp_path):
-    """Of this job, whose table is gone before anything else is touched."""
+    """Its own files are removed, with the table first."""
     write(tmp_path, 1, CLIENTS[:2], base="f" * 64)
     write(tmp_path, 2, CLIENTS[2:])
     before = files(tmp_path)
@@ -295,7 +295,7 @@ def test_messages_are_removed_and_nothing_else(tmp_path):
 
 
 def refused(folder, jobs=HALVES, payload=Payload(SPEC), limits=None) -> dict[str, str]:
-    """Clients refused -> reasons; the others must have got through, once, and in order."""
+    """Return refused clients -> reasons; check that all others arrived, once, and in order."""
     sampled = [client for job in jobs for client in job]
     messages, refusals = read_messages(folder, jobs, sampled, payload, BASE, limits)
     reasons = {refusal.client: refusal.reason for refusal in refusals}
@@ -309,7 +309,7 @@ def refused(folder, jobs=HALVES, payload=Payload(SPEC), limits=None) -> dict[str
 
 @pytest.fixture
 def jobs(tmp_path):
-    """Two jobs of two clients each."""
+    """Make two jobs of two clients each."""
     write(tmp_path, 1, CLIENTS[:2])
     write(tmp_path, 2, CLIENTS[2:])
     return tmp_path
@@ -351,7 +351,7 @@ def test_damaged_tensor_files_lose_the_job(jobs):
 
 @pytest.mark.parametrize("column", COLUMNS)
 def test_every_column_is_read(jobs, column):
-    """Nonsense in any field is noticed, whichever it is."""
+    """An invalid value in any column is noticed."""
     set_field(jobs / "update.2.tsv", 2, column, "\x1b[31m?")
     reasons = refused(jobs)
     assert set(reasons) == ({"carol", "dave"} if column == "client" else {"carol"})
@@ -451,7 +451,7 @@ STRANGE = {
 @pytest.mark.parametrize("suffix", ["tsv", "safetensors"])
 @pytest.mark.parametrize("kind", STRANGE)
 def test_what_is_no_regular_file_loses_the_job(jobs, suffix, kind):
-    """Without waiting for it, or filling the memory with it."""
+    """Reading it neither blocks nor fills the memory."""
     path = jobs / f"update.2.{suffix}"
     path.unlink()
     STRANGE[kind](path)
@@ -474,7 +474,7 @@ def test_files_of_jobs_that_do_not_exist_are_ignored_with_a_warning(jobs, capsys
 
 
 def add_row(table, client, like=2):
-    """Another row of a job's table, and of its tensors, under any name."""
+    """Add a row to a job's table, and its tensors, under any name."""
     lines = table.read_text().splitlines()
     row = lines[like - 1].split("\t")
     table.write_text("\n".join([*lines, "\t".join([client, *row[1:]])]) + "\n")
@@ -487,7 +487,7 @@ def add_row(table, client, like=2):
     "names", [["alice"], ["alice", "bob"], ["eve"], ["server"], ["total"], ["alice"] * 3]
 )
 def test_a_table_that_names_others_costs_the_job_its_own_and_nobody_else(jobs, names):
-    """Clients of another job, and inventions, of which nothing is left."""
+    """Clients of another job, and invented ones, are dropped completely."""
     honest, _ = read(jobs, HALVES)
     for name in names:
         add_row(jobs / "update.2.tsv", name)
