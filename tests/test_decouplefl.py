@@ -336,7 +336,7 @@ def test_two_rounds_with_personal_layers(world, tmp_path, method, more, own):
 
 
 def test_who_comes_back_finds_its_own_layers(world, tmp_path):
-    """Two clients are drawn in a round; the other clients keep their layers until their next one."""
+    """Two clients are drawn in a round; the others keep their layers until their next round."""
     options = ("--set", "method_conf.keep_optimizer=true", "--set", "clients_per_round=2")
     path = start(world, tmp_path / "exp", "fedextract", *CUT, *options)
     inside("rounds", path, "--to", "5").ok()

@@ -440,7 +440,7 @@ def test_clips_that_are_recovered_together(flat, tmp_path):
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory) -> Path:
-    """Let each client take a step on its only utterance; the first affine layer follows BatchNorm."""
+    """Let each client take a step on its only utterance; the affine layer follows BatchNorm."""
     root = tmp_path_factory.mktemp("speech")
     folder = simulated.data_dir(root / "train", PEOPLE, 1)
     data = DataDir.read(folder)

@@ -364,7 +364,7 @@ def test_ledger(reference):
 
 
 def held() -> int:
-    """Return the bytes of all live objects: torch's tensors, and Python's and numpy's allocations."""
+    """Return the bytes of all live objects: torch's tensors, Python's and numpy's allocations."""
     gc.collect()
     tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, Parameter)]
     storages = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}

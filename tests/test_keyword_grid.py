@@ -140,7 +140,7 @@ def test_a_round_of_each_row_tells_what_all_will_take(world):
 
 
 def test_private_models_are_measured_beside_the_shared_one(world, cli):
-    """Accuracies equal those by hand of each client's newest private model, and of the shared one."""
+    """Accuracies by hand agree, of each client's newest private model and of the shared one."""
     data = [f"--data={split}=dump/keywords/{split}" for split in ("train", "test")]
     more = ["--set", "method_conf.private_steps=5", "--section", "networks.dscnn"]
     more += ["--set", "clients_per_round=2", "--set", "rounds=4"]

@@ -214,7 +214,7 @@ def kept_by(path: Path, client: str) -> Path:
 
 
 def test_utility_and_steps():
-    """By section 4, utility is the harmonic mean of relative size and entropy; total work is kept."""
+    """Utility is section 4's harmonic mean of relative size and entropy; total work is kept."""
     sizes, entropies = np.array([100, 50, 20, 3]), np.array([0.9, 1.0, 0.4, 0.0])
     facts = Alt(local_steps=50).prepare(sizes, entropies, 32)
     by_hand = [2 * 1.0 * 0.9 / 1.9, 2 * 0.5 / 1.5, 2 * 0.2 * 0.4 / 0.6, 0.0]
@@ -410,7 +410,7 @@ def rounds_by_hand(
     server: Callable[[State, State], State] = lambda state, mean: mean,
     weight: Callable[[str], float] = lambda client: 1.0,
 ) -> State:
-    """Run two rounds by `local`, of a client's name and the state, and `server`, of state and mean."""
+    """Run two rounds by `local`, of client name and state, and `server`, of state and mean."""
     state = start
     for number in (1, 2):
         clients = sampled(path, number)

@@ -291,7 +291,7 @@ def moved(path: Path) -> None:
 
 
 def speakers_of(path: Path, errors: dict[str, list[int]], step: int) -> None:
-    """Return speaker counts after the last five of nine rounds `step` apart, and their accuracies."""
+    """Return speaker counts after the last five of nine rounds `step` apart, and accuracies."""
     rounds = range(step * (ROUNDS - 4), step * ROUNDS + 1, step)
     rows = [
         (at, name, 20, wrong[at // step - 5]) for at in rounds for name, wrong in errors.items()
@@ -403,7 +403,7 @@ def heard(path: Path, name: str, hours: float, rejects: list[float]) -> None:
 
 
 def test_false_rejects_at_given_false_accepts(recipe):
-    """The threshold is the lowest that gives no more; values are means over seeds' own thresholds."""
+    """The threshold is the lowest that gives no more; values are means over the seeds' own."""
     for seed, rejects in enumerate(([0.9, 0.4, 0.2, 0.0], [0.7, 0.3, 0.1, 0.0])):
         path = make_run(Path("exp"), "keywords/dscnn/fedavg", seed=seed)
         accepts = [0.0, 0.009, 0.04, 1.0]
@@ -851,7 +851,7 @@ def test_alo_works_against_the_very_model_of_the_landscape(tmp_path, centralized
 
 
 def test_both_panels_of_a_landscape_are_of_the_right_client_and_model(tmp_path, centralized):
-    """A corner is the accuracy of a model trained here, by its panel's loss, on the client's clips."""
+    """A corner is the accuracy of a model trained here, by its panel's loss, on these clips."""
     federation = Federation(centralized)
     options = argparse.Namespace(
         min_clips=20, epochs=4, points=13, split="test", clips=1000, experiment=centralized

@@ -61,7 +61,7 @@ def planted(common: float) -> Callable[[str, State], State]:
 
 
 def rates(out: Path, defence: str) -> Rates:
-    """Return equal error rates by attacker and part; the report covers the whole defence."""
+    """Return equal error rates by attacker and part; every row names the defence."""
     rows = read_tsv(out / "weights.tsv", COLUMNS)
     assert {row["defence"] for row in rows} == {defence}
     # With few target trials, such as twelve, there is an interval.
@@ -278,7 +278,7 @@ def test_a_classifier_of_undefended_models_does_not_tell_defended_ones(tmp_path)
 
 
 def test_what_was_sent_is_what_is_attacked_without_a_defence(world, tmp_path):
-    """Without a defence there is one attacker, who is not listed."""
+    """Without a defence there is one attacker, listed as "-"."""
     for number, more in enumerate(((), ("--defence", "none"))):
         inside("attack", "weights", world / "exp", tmp_path / str(number), *FEW, *more).ok()
     tables = [(tmp_path / str(number) / "weights.tsv").read_bytes() for number in range(2)]

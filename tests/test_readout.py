@@ -1,4 +1,4 @@
-"""What a first layer's update tells of what is constant in a client's input."""
+"""Constant inputs of a client, read out of a first layer's update."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FEW = ("--resamples", "20", "--others", "0")
 def local_training(
     first: nn.Module, optimiser: str, steps: int, constant: torch.Tensor
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What steps on frames that end with something constant change of a first layer."""
+    """Return a first layer's change by steps on frames that end in constant values."""
     random = torch.Generator().manual_seed(1)
     last = nn.Linear(16, 5).double()
     rest = nn.Sequential(nn.ReLU(), last)
@@ -79,7 +79,7 @@ def test_after_one_step_of_sgd_it_is_the_constant(kind):
     found = constant_of(*local_training(first, "sgd", 1, constant))
     assert found.shape == (28,)
     np.testing.assert_allclose(found[8:], constant.numpy(), atol=1e-8)
-    # What is not constant is a mean of it.
+    # Values that vary give their mean.
     assert np.abs(found[:8]).max() < 3 and not np.allclose(found[:8], 0, atol=1e-3)
 
 
