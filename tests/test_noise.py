@@ -98,7 +98,7 @@ def test_coins_make_the_distribution_to_the_last_digit():
 
 
 def test_ties_are_decided_by_all_136_bits():
-    """Tosses equal whole numbers whether a coin's bytes are all equal by chance or not."""
+    """Tosses equal comparisons of whole numbers, also when nearly all bytes of a coin are tied."""
     half = 1 << 135
     coins = (half, half + 3, half + (5 << 64), (7 << 128) + 1, (1 << 136) - 1, 0)
     tails = [0, 1, 2, 3, 4, (5 << 64) - 1, 5 << 64, (5 << 64) + 1, (1 << 128) - 2, (1 << 128) - 1]
@@ -137,7 +137,7 @@ def test_noise_of_words_rounds_and_chunks_has_no_correlation():
 
 
 def test_other_counts_never_meet_the_same_noise():
-    """Otherwise the difference of two releases, such as a rerun with other data, would reveal them."""
+    """Otherwise the difference of two releases, e.g. of a rerun on other data, would reveal them."""
     plan = plan_of(1)
     counts = np.zeros(2000), np.r_[1.0, np.zeros(1999)]
     one, two = (plan.release(c, KEY, experiment="e", number=1, sender="") for c in counts)

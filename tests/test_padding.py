@@ -219,7 +219,7 @@ def test_padding_has_no_gradient():
 
 
 def test_after_a_longer_utterance_than_positions_there_are():
-    """A longer one enlarges ESPnet's table of older relative positions, which changes its indexing."""
+    """A longer one enlarges ESPnet's table of older relative positions and shifts its indexing."""
     options = {**CONFORMER, "input_layer": "conv2d", "max_pos_emb_len": 30}
     model = model_of("conformer", options, NONE, "")
     heard = alone_in_espnet(model, "conformer", options, NONE, "")

@@ -104,7 +104,7 @@ def test_the_papers_values_are_in_force(recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_whatever_paper_yaml_sets_is_in_the_table(recipe):
-    """Rows have the paper's value or are marked open; each pattern of the table matches an option."""
+    """Rows have the paper's value or are marked open; each table pattern matches an option."""
     keys = [row["key"] for row in ROWS if row["recipe"] == recipe]
     assert len(keys) == len(set(keys))
     found = leaves(config_of(recipe))

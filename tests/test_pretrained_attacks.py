@@ -235,7 +235,7 @@ def test_a2(world: Path, tmp_path: Path, kind: str):
 
 
 def test_footprints_are_those_of_the_merged_model(world: Path, tmp_path: Path):
-    """Footprints equal those of transformers' own layers with a client's update in their weights."""
+    """Footprints equal those of transformers' layers with a client's update in their weights."""
     path, anybody = train(world, "ctc"), world / "speech/anybody"
     inside("attack", "footprints", path, tmp_path, "--indicator", anybody, "--round", "1").ok()
     table = read_tsv(path / "round_0001/update.1.tsv", None)

@@ -67,7 +67,7 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("method", ASR)
 def test_methods_of_asr1(speech: Path, method: str):
-    """Norms, or the lower half of the encoder, stay at clients; all else that is trained is sent."""
+    """Norms, or the lower half of the encoder, stay at clients; other trained tensors are sent."""
     path = speech / method / "seed0"
     whole = load_file(path / "init.safetensors")
     assert load_file(speech / "baseline/seed0/model.safetensors").keys() == whole.keys()

@@ -21,7 +21,7 @@ LETTERS = st.lists(st.sampled_from("abc"), max_size=8)
 
 @given(phrases=st.lists(LETTERS.filter(bool), max_size=4), words=LETTERS)
 def test_covered_words(phrases, words):
-    """From the left, the longest phrase first, they equal a search of all phrases at every place."""
+    """From the left, the longest phrase first, they equal a search of all phrases everywhere."""
     at = expected = 0
     while at < len(words):
         fits = [len(one) for one in phrases if words[at : at + len(one)] == one]
