@@ -81,9 +81,7 @@ def plain(
 
 
 def some_meetings() -> dict[str, list[AmiSpeaker]]:
-    """Return four speakers with one meeting in each set; agents and channels are in different
-    orders.
-    """
+    """Return four speakers with one meeting per set; agents and channels differ in order."""
     meetings = {}
     for number, meeting in enumerate(("ES2002a", "IS1008b", "TS3003c")):
         meetings[meeting] = [

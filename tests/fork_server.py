@@ -230,9 +230,7 @@ def run(program: str, words: list[str]) -> int:
 
 
 def set_streams() -> None:
-    """Open the standard streams as the interpreter does; those of this process were open at its
-    start.
-    """
+    """Open the standard streams as the interpreter does at its start."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old, buffering = getattr(sys, f"__{name}__"), -1
         if isinstance(old.buffer, io.FileIO):

@@ -42,9 +42,7 @@ exec {forked} "$@"
 
 
 def make_folder(owner: int) -> Path:
-    """Write the programs and return their directory, to be removed; servers end with process
-    `owner`.
-    """
+    """Write the programs and return their directory, to be removed; servers end with `owner`."""
     # Not in pytest's directory: a socket's path is at most 107 bytes long.
     folder = Path(tempfile.mkdtemp(prefix="forks."))
     programs = Path(sys.executable).parent

@@ -172,9 +172,7 @@ WORLD_COMMANDS = (
 
 
 def init_command(case: Case, exp: Path) -> list[str]:
-    """Return the init command with relative data paths: noise depends on a hash of the
-    configuration.
-    """
+    """Return the init command, with relative data paths since noise depends on its hash."""
     world, method = case.world, case.method
     words = ["init", str(exp), "--config", f"{world}/config.yaml", "--method", method]
     words += ["--data", f"train={world}/train"]

@@ -35,8 +35,7 @@ def save_whisper(folder: Path, bins: int = 80, **changes: int) -> Path:
 def save_wave(
     folder: Path, kind: str = "Wav2Vec2", norm: str = "layer", head: str = "Model", **changes
 ) -> Path:
-    """Save a wav2vec 2.0, HuBERT or WavLM of three layers and its preprocessor's config in a
-    folder.
+    """Save a three-layer wav2vec 2.0, HuBERT or WavLM and its preprocessor's config.
 
     `norm` "layer" normalises the convolutions as in the large variant, otherwise as in the base.
     """

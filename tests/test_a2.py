@@ -124,9 +124,7 @@ def test_the_network_has_not_seen_whom_plda_learns_from(world, tmp_path):
     """Other models of PLDA's training speakers change only their own embeddings."""
 
     def embeddings(name: str, others: set[str]) -> dict[str, np.ndarray]:
-        """Return embeddings of unchanged models, except of some speakers, whose channels they
-        encode.
-        """
+        """Return unchanged models' embeddings, except of some speakers, which show channels."""
 
         def change(client: str, start: State) -> State:
             return planted("channel" if client[:3] in others else "nothing")(client, start)

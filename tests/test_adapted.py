@@ -324,7 +324,7 @@ def test_statistics_of_what_is_frozen_stay(world, tmp_path):
     model = build_model(config, tokens_of(world), base=world / "conformer.safetensors").train()
     before = {name: value.clone() for name, value in model.named_buffers()}
     batch = asr_world.batch_of(world, "train", "en")
-    # SpecAugment is off, since it works as in training.
+    # SpecAugment is removed, since it stays random in training mode.
     model.specaug = None
     found, again = (outputs(model, batch)[0] for _ in range(2))
     assert torch.equal(found, again)

@@ -483,8 +483,7 @@ def test_sentences_hold_all_words_in_order_and_are_no_longer_than_they_must_be(d
 
 
 def test_a_long_sentence_is_divided_where_its_middle_is_in_time():
-    """A long sentence is divided at the comma nearest its middle: at 2, of 1, 2 and 9, in 10
-    seconds."""
+    """A long sentence is split at the comma nearest its middle: at 2 s, of 1, 2 and 9 s in 10 s."""
     Token = words.Token
     tokens = [Token("a", "word", 0, 100), Token(",", "pause", 100, 100),
               Token("b", "word", 100, 200), Token(",", "pause", 200, 200),
@@ -618,9 +617,7 @@ def counts_of(headsets, chosen, words_of) -> Counter:
 
 
 def test_mini_meetings_surprise_a_model_of_the_background():
-    """FMP can learn from the whole planned corpus, whose vocabulary is otherwise closed; not
-    spoken.
-    """
+    """The planned corpus, not spoken, has what FMP can learn; its vocabulary is closed."""
     mini, sayings, own_words = load("mini", "sayings", "words")
     headsets = mini.plan(0, 60)
     assert {p: sum(h.meeting in m for h in headsets) for p, m in mini.MEETINGS.items()} == {

@@ -540,9 +540,7 @@ def test_a1_on_two_experiments_together(world, known, looked, tmp_path):
 
 
 def test_a1_behind_a_defence_wants_footprints_without_it(world, known, tmp_path):
-    """Footprints of attacked models and of a cohort are required; the learnt score has all
-    attackers.
-    """
+    """Footprints of attacked models and of a cohort are needed; all attackers have the score."""
     options = ("--indicator", world / "indicator", "--round", "1", "--highest", "2")
     for name in ("exp", "known"):
         for folder, more in ((name, ()), (f"{name}.bits", ("--defence", "bits=4"))):

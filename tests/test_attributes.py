@@ -24,8 +24,7 @@ Some = tuple[Prints, dict[str, str], dict[str, str]]
 def some(
     speakers: int, shift: float, own: float = 1.0, classes: str = "fm", size: int = 30
 ) -> Some:
-    """Make two models of each speaker, along a direction of its own; all classes but one are
-    shifted.
+    """Make two models per speaker, along its own direction; all classes but one are shifted.
 
     Returns:
         footprints, and each model's person and class.

@@ -30,9 +30,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def heard(wave: np.ndarray) -> np.ndarray:
-    """Return Kaldi's MFCC, normalised by the same constants for all to about zero mean, unit
-    variance.
-    """
+    """Return Kaldi's MFCC, normalised by shared constants to about zero mean and unit variance."""
     mfcc = kaldi_mfcc(wave.astype(np.float32), 40, 30, 10, 16_000)
     mfcc[:, 0] -= 100
     return mfcc / 16

@@ -118,7 +118,7 @@ def test_features_of_another_size_are_named(world, cli, tmp_path):
 
 
 def test_damaged_features_are_named(world, cli, tmp_path):
-    """Non-finite values in one matrix are named, not decoded to silence or blamed on the model."""
+    """Features that give NaN posteriors are named, not decoded to silence."""
     data = shutil.copytree(world / "data", tmp_path / "data")
     name, place = (data / "feats.scp").read_text().splitlines()[2].split()
     ark, offset = place.rsplit(":", 1)

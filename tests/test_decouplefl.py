@@ -688,9 +688,7 @@ def test_features_that_changed_after_they_were_taken(world, tmp_path):
 
 
 def test_hours_of_which_features_are_taken(world, decoupled, tmp_path):
-    """A limit below a client's frames excludes the client's excess; at an equal number, all is
-    used.
-    """
+    """With a limit just below a client's frames none of it is used; at its frames, all."""
     sent = dict(kaldiio.load_ark(str(decoupled / "round_0003/features.au.ark")))
     frames = sum(map(len, sent.values()))
     # One for each 4 of 10 ms; no client has more than this one.
@@ -799,9 +797,7 @@ def test_the_gradient_of_equation_3():
 
 
 class Invariant(Student):
-    """A client that unlearns its speakers, with the gradients of the two losses computed
-    separately.
-    """
+    """A client that unlearns its speakers, with separately computed gradients of the two losses."""
 
     def __init__(self, world: Path, client: str, units: int):
         super().__init__(world, client, trained=EXTRACTOR)
@@ -836,9 +832,7 @@ class Invariant(Student):
             parameter.grad = one
 
     def logits(self) -> Tensor:
-        """Return logits of means and deviations over each utterance's frames, normalised over
-        utterances.
-        """
+        """Return logits of each utterance's frame statistics, normalised over utterances."""
         rows = [one[:length] for one, length in zip(self.features, self.lengths, strict=True)]
         vectors = torch.stack([torch.cat([row.mean(0), row.std(0, correction=0)]) for row in rows])
         mean, variance = vectors.mean(0), vectors.var(0, correction=0)
@@ -884,9 +878,7 @@ def test_two_rounds_against_a_speaker_classifier(world, tmp_path):
 
 
 def test_training_against_a_speaker_classifier(world, tmp_path):
-    """The classifier stays at the client and persists; lambda matters; a lone speaker trains
-    without.
-    """
+    """The classifier persists at the client; lambda matters; a lone speaker trains without."""
     found = {}
     for weight in (0.0, 5.0):
         more = ("--set", f"method_conf.speaker_invariance={weight}")

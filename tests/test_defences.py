@@ -192,9 +192,7 @@ def default_keep(corpus: str) -> list[list[str]]:
 
 
 def test_defaults_share_only_some_layers():
-    """The defaults are FedNorm's, without normalisation, and FedExtract's, without the lowest
-    layers.
-    """
+    """The defaults are FedNorm's, without normalisation, and FedExtract's, without low layers."""
     config = yaml.safe_load((ROOT / "conf/tedlium3/mini.yaml").read_text())["model"]
     tdnn = build_model({**config, "criterion": "ctc"}, ["<blank>", "a", "<sos/eos>"])
     config = yaml.safe_load((ROOT / "conf/speechcommands/mini.yaml").read_text())

@@ -41,9 +41,7 @@ def world(tmp_path_factory):
 
 
 def test_an_export_is_the_same_bytes_each_time(world, tmp_path, cli):
-    """Exports exclude names of host, process and temporary file, which torch.save writes for a
-    path.
-    """
+    """Exports exclude host, process and file names, which torch.save writes for a path."""
     cli("export", world / "exp", tmp_path / "again").ok()
     for name in ("model.pth", "tokens.txt"):
         assert (tmp_path / "again" / name).read_bytes() == (world / "espnet" / name).read_bytes()

@@ -65,9 +65,7 @@ def kaldi_mfcc(samples: np.ndarray, rate: int, count: int) -> np.ndarray:
 
 @pytest.fixture
 def data(tmp_path) -> Path:
-    """Make six utterances of three speakers in every container; client b has the first and the
-    last.
-    """
+    """Make six utterances of three speakers in every container; b has the first and the last."""
     audio, path = tmp_path / "audio", tmp_path / "data"
     audio.mkdir()
     wav_scp, clients = {}, {}

@@ -110,9 +110,7 @@ def test_each_round_tells_how_it_goes(world, cli, tmp_path, method):
 
 
 def test_a_progress_line_names_the_experiment_as_its_folder_does(world, cli, tmp_path, monkeypatch):
-    """Names below `exp` are relative to it, even through a link or from within; others are as
-    typed.
-    """
+    """Names below `exp` are relative to it, even through a link; other names are as typed."""
 
     def first_words(folder: Path, typed: str, number: int) -> str:
         monkeypatch.chdir(folder)

@@ -171,9 +171,7 @@ pathlib.Path.unlink = kill_or_unlink
 
 @pytest.mark.parametrize("goes_on", [["rounds"], ["aggregate", "--round", "2"]])
 def test_updates_that_a_kill_left_are_removed(world, reference, cli, tmp_path, goes_on):
-    """A kill between `.done` and their removal leaves them; also in the last round, with no work
-    left.
-    """
+    """A kill between `.done` and their removal leaves them; in the last round, too."""
     path = begin(world, tmp_path / "exp", "fedkws_ui", "rounds=2")
     (tmp_path / "killer").mkdir()
     (tmp_path / "killer" / "sitecustomize.py").write_text(KILLER)
@@ -272,10 +270,10 @@ ADAMW = ("training.optim=adamw", "training.optim_conf={lr: 0.005}")
 )
 @pytest.mark.parametrize("network", NETWORKS)
 def test_in_double_precision_they_agree_after_twenty_steps(world, tmp_path, network, method, optim):
-    """In single precision rounding has grown by then: measured with these networks, updates of SGD
-    differ by 5e-5 of their norm at a rate of 0.02, and by 1e-3 at 0.1 (DSCNN; the other networks by
-    less); those of AdamW by their whole norm at worst (ResNet), since AdamW makes whole steps of
-    rounding errors in zero gradients, such as that of a bias before BatchNorm."""
+    """Updates agree; in single precision, rounding errors have grown. Measured with these networks,
+    updates of SGD differ by 5e-5 of their norm at a rate of 0.02, and by 1e-3 at 0.1 (DSCNN; the
+    other networks by less); those of AdamW by their whole norm at worst (ResNet), since AdamW makes
+    whole steps of rounding errors in zero gradients, such as that of a bias before BatchNorm."""
     settings = [f"model={yaml.safe_dump({'network': network, 'network_conf': NETWORKS[network]})}"]
     settings += [*(ADAMW if optim == "adamw" else ()), "training.stack=7"]
     settings += ["method_conf.local_steps=20"]

@@ -449,8 +449,7 @@ def twenty(tmp_path_factory) -> Path:
 
 
 def test_two_of_twenty_stacked_clients_are_poisoned(twenty, cli, tmp_path):
-    """One sends a NaN and one a loss of 1e308; the other 18 have the bytes of training without
-    them.
+    """One sends a NaN, one a loss of 1e308; the other 18 are as if trained without them.
 
     Once their training diverges, and once their messages are forged.
     """

@@ -163,9 +163,7 @@ def test_adversarial_learning(world, tmp_path, by_utility):
 
 
 def test_adversarial_learning_of_a_private_head(world, tmp_path):
-    """As in the released code, only the private head learns, on features of training; then it is
-    fixed.
-    """
+    """As released, only the private head learns, on training features, and is then fixed."""
     own_steps = 3
     settings = ["method_conf.smoothing=0.3", "method_conf.adversarial=0.8"]
     settings += ["method_conf.private=head", f"method_conf.private_steps={own_steps}"]
@@ -520,9 +518,7 @@ def test_two_rounds_of_fedopt(world, heard, tmp_path, optimizer):
 
 
 def steps_by_hand(heard: dict[str, Heard]) -> dict[str, int]:
-    """Return section 4's r0 r_k E steps of client k; r_k is the harmonic mean of amount and
-    evenness.
-    """
+    """Return section 4's steps r0 r_k E; r_k is the harmonic mean of amount and evenness."""
     sizes = {client: len(labels) for client, (_, labels) in heard.items()}
     utility = {}
     for client, (_, labels) in heard.items():

@@ -49,9 +49,7 @@ def test_ends_with_tables_and_figures(alone):
 
 
 def test_every_experiment_is_of_its_own_data(alone):
-    """Experiments train on their task's training clips and are evaluated on its test clips, with
-    noise.
-    """
+    """Experiments train and are evaluated on the clips of their task, with noise."""
     recipe, _ = alone
     found = sorted((recipe / "exp/fake").glob("*/*/*/seed0/config.yaml"))
     assert len(found) == 6

@@ -289,7 +289,7 @@ def utterances(root: Path, tokens: list[str]) -> Iterator[tuple[str, dict[str, t
 
 
 def same_training(federation: Federation, number: int, client: str, data: list[str]) -> None:
-    """Training on a client's data as the client reproduces its update, bit for bit."""
+    """Check that training on a client's data as the client reproduces its update."""
     items = federation.task.items()
     seed = federation.experiment.seed
     victims = sound_victims(federation, [number])
@@ -339,9 +339,7 @@ def test_a_split_that_nobody_trains_on(root, tmp_path):
 
 
 def test_clips_of_keyword_clients(tmp_path):
-    """Clients are speakers: non-members are of any speaker, or of the same in a split that has
-    them.
-    """
+    """Non-members are of any speaker, or of the same in a split that has them."""
     world = make_world(tmp_path / "world")
     settings = ("method_conf.local_steps=40", "rounds=1", "keep_updates=true")
     path = begin_keywords(world, tmp_path / "exp", "fedavg", *settings, "clients_per_round=null")

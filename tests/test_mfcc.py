@@ -15,9 +15,7 @@ RATE = 16_000
 
 
 def voice(seed: int = 0, samples: int = RATE, rate: int = RATE) -> np.ndarray:
-    """Return a synthetic spoken word: gliding harmonics under a formant, swelling, in noise,
-    offset.
-    """
+    """Return a synthetic spoken word: gliding, swelling harmonics under a formant, in noise."""
     random = np.random.default_rng(seed)
     times = np.arange(samples) / rate
     phase = 2 * np.pi * np.cumsum(110 + 40 * seed + 30 * np.sin(2 * np.pi * 2 * times)) / rate

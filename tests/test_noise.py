@@ -137,7 +137,7 @@ def test_noise_of_words_rounds_and_chunks_has_no_correlation():
 
 
 def test_other_counts_never_meet_the_same_noise():
-    """Otherwise the difference of two releases, e.g. of a rerun on other data, would reveal them."""
+    """Otherwise the difference of two releases, as of a rerun on other data, would reveal them."""
     plan = plan_of(1)
     counts = np.zeros(2000), np.r_[1.0, np.zeros(1999)]
     one, two = (plan.release(c, KEY, experiment="e", number=1, sender="") for c in counts)

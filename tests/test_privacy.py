@@ -86,9 +86,7 @@ def log_ratio(one: float, two: float, trials: int, error: float = 1e-4) -> float
 
 
 def audit(plan: Plan, one: World, two: World, size: int, trials: int = 60000) -> float:
-    """Return the audited epsilon of all releases together; the statistic is the log-likelihood
-    ratio.
-    """
+    """Return the audited epsilon of all releases; the statistic is the log-likelihood ratio."""
     counts = exact_counts(plan, one, size), exact_counts(plan, two, size)
     seen = (observe(plan, counts[side], trials, f"world {side}") for side in (0, 1))
     ratios = [(np.abs(noisy - counts[1]) - np.abs(noisy - counts[0])).sum((1, 2)) for noisy in seen]
@@ -397,9 +395,7 @@ def test_counts_without_noise_are_smoothed_towards_the_background():
 
 
 def test_projection_keeps_more_of_the_counts_than_clipping():
-    """With Zipfian counts of a large vocabulary, clipping turns noise into most of the
-    distribution.
-    """
+    """With Zipfian counts of a large vocabulary, clipping makes most of the distribution noise."""
     size = 20000
     counts = np.floor(50000 * background_of(size))
     plan = plan_of(1, cap=10.0)

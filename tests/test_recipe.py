@@ -74,7 +74,7 @@ DECODED.append((BASELINE, "server_test"))
 
 
 def test_each_command_opens_what_is_its_own(alone):
-    """Nothing is chosen on test data, and clients are decoded and scored by their own files only."""
+    """Nothing is chosen on test data, and clients are decoded and scored by their own files."""
     recipe, _ = alone
     exp, data, found = "exp/fake", "data/fake", calls(recipe.parents[3] / "recorder")
 

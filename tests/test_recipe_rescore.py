@@ -272,9 +272,7 @@ def cells(page: str, row: str) -> list[str]:
 
 
 def test_the_reports_figures(recipe, tmp_path):
-    """Two seeds, from texts with known errors and from sweeps with known figures, give known
-    tables.
-    """
+    """Two seeds, from known errors and sweeps with known figures, give known tables."""
     exp, data = tmp_path / "exp", recipe / "data" / "fake" / "eval"
     shutil.copytree(recipe / "exp" / "fake", exp)
     for path in list(exp.glob("**/seed0")):

@@ -1,4 +1,4 @@
-"""Tables, RESULTS.md and its plot, from files in the formats of `score`, `rounds` and `evaluate`."""
+"""Tables, RESULTS.md and its plot, from files as written by `score`, `rounds`, `evaluate`."""
 
 from __future__ import annotations
 

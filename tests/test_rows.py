@@ -34,9 +34,7 @@ def stream(tmp_path_factory) -> Path:
 
 
 class ByHand:
-    """Algorithm 1 with dictionaries; a row may count differently, or adapt by other clients'
-    counts.
-    """
+    """Algorithm 1 with dictionaries; a row may count differently, or use other clients' counts."""
 
     def __init__(self, folder: Path):
         self.lists: dict[str, list[list[str]]] = {}
@@ -105,9 +103,7 @@ class ByHand:
         static: Counter | None = None,
         without: tuple[str, ...] = (),
     ) -> dict[str, tuple[int, int]]:
-        """Return person -> words and errors; hypotheses have as many words as the reference, or
-        fewer.
-        """
+        """Return person -> words and errors; hypotheses are at most as long as references."""
         own: dict[str, Counter] = {client: Counter() for client in CLIENTS}
         everybody, best = Counter(), {}
         for number in range(T + 1):

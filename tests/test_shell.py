@@ -128,9 +128,7 @@ PARSING = sorted(
 
 @pytest.mark.parametrize("name", PARSING)
 def test_help_of_every_script_lists_its_options(name, tmp_path):
-    """From any folder, whose names may have blanks, each option is listed as in the script, in
-    order.
-    """
+    """From any folder, also with blanks in its name, options are listed in the script's order."""
     above, _, _ = (ROOT / name).read_text().partition("/parse_options.sh")
     lines = re.findall(r"^[a-z]\w*=.*\n(?: +#.*\n)*", above, flags=re.M)
     lines = "".join(line for line in lines if not line.startswith("help_message=")).splitlines()

@@ -94,8 +94,8 @@ def test_one_step_and_likelihoods_are_those_of_scikit_learn():
 
 
 def test_hard_frames_for_a_background_model():
-    """With copies, a constant dimension, an offset and an outlier, it is finite, floored, and
-    rises.
+    """With copies, a constant dimension, an offset and an outlier, likelihoods rise and stay
+    finite.
     """
     random = np.random.default_rng(0)
     frames = np.repeat(random.normal(size=(60, 3)), 5, axis=0)

@@ -20,7 +20,7 @@ def model(**options):
 
 
 def by_hand(encoder: TdnnEncoder, frames: np.ndarray) -> np.ndarray:
-    """Return every third frame of the last layer, from frames t - c, t, t + c of the layer below."""
+    """Return every third frame of the last layer, from frames t - c, t, t + c one layer below."""
     mean, var = (getattr(encoder.scale, f"running_{name}").numpy() for name in ("mean", "var"))
     values = (frames - mean) / np.sqrt(var + encoder.scale.eps)
     for layer, context in zip(encoder.layers, SMALL["contexts"], strict=True):

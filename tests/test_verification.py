@@ -347,7 +347,7 @@ def test_linkability_bin_by_bin(count, omega):
 
 
 def sessions(speakers: int, seed: int, spread: float = 2.0) -> tuple[np.ndarray, ...]:
-    """Return two sessions of each speaker, points in a space: all pairs, their kinds and speakers."""
+    """Return all pairs, kinds and speakers of two sessions per speaker, as points in a space."""
     random = np.random.default_rng(seed)
     points = np.repeat(spread * random.normal(size=(speakers, 6)), 2, axis=0)
     points += random.normal(size=points.shape)

@@ -53,7 +53,7 @@ KNOWN_TALKS = st.sets(st.sampled_from("xyz"), max_size=2)
     st.integers(0, 12),
 )
 def test_kinds_of_targets_by_brute_force(told, others):
-    """Each pair has the kind given by its recordings; non-target pairs are the same in all kinds."""
+    """Each pair has the kind given by its recordings; non-target pairs are in all kinds."""
     models = {
         f"m{number}": Model(speaker, talks=frozenset(f"{speaker}{talk}" for talk in talks))
         for number, (speaker, talks) in enumerate(told)

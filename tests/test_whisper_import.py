@@ -201,7 +201,7 @@ CONV = "encoder/conv1/bias"
 
 
 def form(rank: int, size: int, kind: int, count: int) -> bytes:
-    """Return a model.bin's entry of a one-dimensional variable: shape, type, and number of bytes."""
+    """Return a model.bin's entry of a one-dimensional variable: shape, type, and byte count."""
     return struct.pack("<BI", rank, size) + struct.pack("<BI", kind, count)
 
 

@@ -44,7 +44,7 @@ def config(vocabulary: int = SMALL, width: int = 8) -> WhisperConfig:
 
 
 def model(vocabulary: int = SMALL) -> WhisperForConditionalGeneration:
-    """Return a model whose weights are multiples of 1/64, exact in float16 and bfloat16, by name."""
+    """Return a model whose weights are multiples of 1/64, exact in bfloat16, by name."""
     whisper = WhisperForConditionalGeneration(config(vocabulary)).eval()
     with torch.no_grad():
         for place, (name, value) in enumerate(sorted(whisper.named_parameters())):
@@ -82,9 +82,7 @@ def tokenizer(folder: Path, vocabulary: int = SMALL) -> None:
 
 
 def variables(tensors: dict[str, torch.Tensor], heads: tuple[int, int] = (2, 4)) -> dict:
-    """Return a state's tensors in CTranslate2's names: q, k and v in one, keys with a bias of
-    zeros.
-    """
+    """Return a state's tensors by CTranslate2's names: q, k, v in one, keys with a zero bias."""
     theirs: dict[str, torch.Tensor] = {}
     for half, number in zip(("encoder", "decoder"), heads, strict=True):
         theirs[f"{half}/num_heads"] = torch.tensor(number, dtype=torch.int16)

@@ -83,9 +83,7 @@ def peak() -> int:
 
 
 def child(what: str, folder: Path, clients: list[str], jobs: int, spec: Spec) -> None:
-    """Run one of the four measurements; print seconds, processor seconds and peak memory over
-    imports.
-    """
+    """Run one of four measurements; print seconds, processor seconds and peak memory."""
     before = peak()
     cut = [clients[job::jobs] for job in range(jobs)]
     messages, refusals = read_messages(folder, cut, clients, Payload(spec), BASE)

@@ -235,9 +235,7 @@ def main() -> int:
 
 
 def _apart(part: Callable[..., int], options: argparse.Namespace, folder: Path) -> bool:
-    """Run a part in its own process, as parts import conflicting modules; return whether it has
-    bugs.
-    """
+    """Run a part in its own process, as imports conflict; return whether it found bugs."""
     sys.stdout.flush()
     child = os.fork()
     if not child:
