@@ -12,7 +12,7 @@ import pytest
 from conftest import inside
 from updates_world import begin, data_with_constants, plant, speakers
 
-from fedtools.attack.a2 import Look, Side, _part
+from fedtools.attack.a2 import A2Setup, Side, _part
 from fedtools.attack.defences import defended
 from fedtools.attack.knowledge import ATTACKERS
 from fedtools.attack.options import A2
@@ -215,10 +215,10 @@ def test_who_knows_the_defence_sees_more(world, tmp_path):
 def test_those_known_are_in_no_mean_with_those_under_attack(world):
     """Known models are neither in a mean with the attacked models nor in the training set."""
     known, attacked = (Federation(world / name) for name in ("known", "exp"))
-    look = Look()
+    setup = A2Setup()
     with known.settings():
         sides = [
-            Side.open(one, sound_victims(one, [1]), world / "indicator", look, 2)
+            Side.open(one, sound_victims(one, [1]), world / "indicator", setup, 2)
             for one in (known, attacked)
         ]
         some = {name[:3] for name in KNOWN[:20]}

@@ -14,9 +14,13 @@ from conftest import inside
 from safetensors.numpy import load_file, save_file
 from simulated import one_speaker_each
 
-from fedtools.attack.a2 import Look as LookA2
-from fedtools.attack.a2 import Side
-from fedtools.attack.footprint_files import Look, Prints, read_footprints, write_footprints
+from fedtools.attack.a2 import A2Setup, Side
+from fedtools.attack.footprint_files import (
+    FootprintSetup,
+    Prints,
+    read_footprints,
+    write_footprints,
+)
 from fedtools.attack.verify import COLUMNS as VERIFIED
 from fedtools.attack.verify import decide, known_speakers, make_trials, read_models
 from fedtools.attack.victims import find_victims, sound_victims
@@ -90,8 +94,8 @@ def by_hand(world: Path, number: int, client: str, layer: int, part: str) -> np.
 def test_footprints_of_an_experiment(world, tmp_path, jobs, part):
     federation = Federation(world / "exp")
     for job in range(1, jobs + 1):
-        look = Look([1, 2], part, held=3)
-        write_footprints(federation, world / "indicator", tmp_path, look, job, jobs)
+        setup = FootprintSetup([1, 2], part, held=3)
+        write_footprints(federation, world / "indicator", tmp_path, setup, job, jobs)
     prints = read_footprints(tmp_path)
     assert prints.models == sorted(f"{one}-r000{n}" for one in CLIENTS for n in (1, 2))
     assert prints.speakers == [name[:3] for name in prints.models]
@@ -105,20 +109,20 @@ def test_footprints_of_an_experiment(world, tmp_path, jobs, part):
 
 def test_what_is_there_is_not_made_again(world, tmp_path):
     federation = Federation(world / "exp")
-    table = write_footprints(federation, world / "indicator", tmp_path, Look([1]))
+    table = write_footprints(federation, world / "indicator", tmp_path, FootprintSetup([1]))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    write_footprints(federation, world / "indicator", tmp_path, Look([1]))
+    write_footprints(federation, world / "indicator", tmp_path, FootprintSetup([1]))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
     # A missing layer is reported, and made again.
     (gone,) = tmp_path.glob("footprints.1.03-*.scp")
     gone.unlink()
     with pytest.raises(UserError, match=r"03-tdnn3\.scp: missing; run fedtools attack footprints"):
         read_footprints(tmp_path)
-    write_footprints(federation, world / "indicator", tmp_path, Look([1]))
+    write_footprints(federation, world / "indicator", tmp_path, FootprintSetup([1]))
     assert len(read_footprints(tmp_path).layers) == 4
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     # Other options replace it, and no earlier file stays.
-    write_footprints(federation, world / "indicator", tmp_path, Look([1], highest=2))
+    write_footprints(federation, world / "indicator", tmp_path, FootprintSetup([1], highest=2))
     assert list(read_footprints(tmp_path).layers) == ["tdnn1", "tdnn2"]
     assert table.stat().st_mtime_ns != before[table]
 
@@ -136,7 +140,7 @@ def test_a_model_that_is_not_finite_or_was_not_sent_is_named(world, tmp_path, ca
     table.write_text(
         lines[0] + lines[1].replace("\tok\n", "\tdiverged: loss nan\n") + "".join(lines[2:])
     )
-    write_footprints(Federation(path), world / "indicator", tmp_path / "out", Look([1]))
+    write_footprints(Federation(path), world / "indicator", tmp_path / "out", FootprintSetup([1]))
     said = capsys.readouterr().err
     assert f"{bad}: refused: NaN or Inf in tensor 'ctc.ctc_lo.bias'" in said
     assert f"{gone}: refused: left out by its job: diverged: loss nan" in said
@@ -151,28 +155,30 @@ def test_a_model_whose_activations_are_not_finite_is_named(world, tmp_path, caps
     stacked[name][0] = -1
     save_file(stacked, update)
     bad = read_tsv(update.with_suffix(".tsv"), COLUMNS)[0]["client"]
-    out, look = tmp_path / "out", Look([1])
-    write_footprints(Federation(path), world / "indicator", out, look)
+    out, setup = tmp_path / "out", FootprintSetup([1])
+    write_footprints(Federation(path), world / "indicator", out, setup)
     told = capsys.readouterr().err
     assert f"{bad}: refused: activations of layer tdnn3 are not finite" in told
     assert read_footprints(out).models == sorted({*CLIENTS} - {bad})
     before = {one.name: one.read_bytes() for one in out.iterdir()}
     with pytest.raises(UserError, match="is a speaker of the training data and of the Indicator"):
-        write_footprints(Federation(path), world / "train", out, look)
+        write_footprints(Federation(path), world / "train", out, setup)
     assert {one.name: one.read_bytes() for one in out.iterdir()} == before
 
 
 def test_mistakes_are_told(world, tmp_path):
     federation = Federation(world / "exp")
     with pytest.raises(UserError, match="'ann' is a speaker of the training data and of the Ind"):
-        write_footprints(federation, world / "train", tmp_path / "a", Look([1]))
+        write_footprints(federation, world / "train", tmp_path / "a", FootprintSetup([1]))
     with pytest.raises(UserError, match="layer 5: there are 4, tdnn1 to tdnn4; take 1 to 4"):
-        write_footprints(federation, world / "indicator", tmp_path / "a", Look([1], highest=5))
+        write_footprints(
+            federation, world / "indicator", tmp_path / "a", FootprintSetup([1], highest=5)
+        )
     with pytest.raises(UserError, match="round 3 is not complete"):
         find_victims(federation, [3])
     with pytest.raises(UserError, match="no footprints here"):
         read_footprints(tmp_path)
-    write_footprints(federation, world / "indicator", tmp_path / "b", Look([1]), 1, 2)
+    write_footprints(federation, world / "indicator", tmp_path / "b", FootprintSetup([1]), 1, 2)
     with pytest.raises(UserError, match=r"models\.2\.tsv: missing.*--job 2"):
         read_footprints(tmp_path / "b")
     path = shutil.copytree(world / "exp", tmp_path / "exp")
@@ -189,12 +195,12 @@ def test_persons_of_the_indicator_are_in_no_training(world, tmp_path, monkeypatc
     add_persons(tmp_path / "train", {"ann": "Eve"})
     federation, indicator = Federation(world / "exp"), tmp_path / "indicator"
     monkeypatch.setattr(federation.task, "data_path", lambda split, *_: tmp_path / split)
-    write_footprints(federation, indicator, tmp_path / "unknown", Look([1]))
+    write_footprints(federation, indicator, tmp_path / "unknown", FootprintSetup([1]))
     add_persons(indicator, {"xen": "Xenia"})
-    write_footprints(federation, indicator, tmp_path / "apart", Look([1]))
+    write_footprints(federation, indicator, tmp_path / "apart", FootprintSetup([1]))
     add_persons(indicator, {"xen": "Eve"})
     with pytest.raises(UserError, match=r"indicator/utt2person: 'Eve' is also in .*train/utt2pers"):
-        write_footprints(federation, indicator, tmp_path / "out", Look([1]))
+        write_footprints(federation, indicator, tmp_path / "out", FootprintSetup([1]))
 
 
 def add_persons(path: Path, persons: dict[str, str]) -> None:
@@ -208,7 +214,9 @@ def test_fewer_jobs_leave_nothing_of_more(world, tmp_path):
     federation = Federation(world / "exp")
     for jobs in (3, 2):
         for job in range(1, jobs + 1):
-            write_footprints(federation, world / "indicator", tmp_path, Look([1]), job, jobs)
+            write_footprints(
+                federation, world / "indicator", tmp_path, FootprintSetup([1]), job, jobs
+            )
         assert read_footprints(tmp_path).models == CLIENTS
         assert len(list(tmp_path.glob("models.*.tsv"))) == jobs
     assert not list(tmp_path.glob("footprints.3.*"))
@@ -309,7 +317,9 @@ def test_footprints_of_other_kinds_are_not_compared(world, two, tmp_path, what):
 def test_jobs_with_other_options_are_told(world, tmp_path):
     federation = Federation(world / "exp")
     for job, part in ((1, "relu"), (2, "affine")):
-        write_footprints(federation, world / "indicator", tmp_path, Look([1], part), job, 2)
+        write_footprints(
+            federation, world / "indicator", tmp_path, FootprintSetup([1], part), job, 2
+        )
     with pytest.raises(UserError, match=r"2\.yaml: the part of the layers differs from that of"):
         read_footprints(tmp_path)
 
@@ -480,8 +490,8 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
 def test_models_of_a_round_differ_from_what_that_round_began_with(world):
     """Equation 1 uses the global model that a client was sent, in later rounds, too."""
     federation = Federation(world / "exp")
-    own, look = sound_victims(federation, [1, 2]), LookA2([1, 2])
-    side = Side.open(federation, own, world / "indicator", look, 2)
+    own, setup = sound_victims(federation, [1, 2]), A2Setup([1, 2])
+    side = Side.open(federation, own, world / "indicator", setup, 2)
     views = list(side.views("", 0))
     begun = []
     for number, view in enumerate(views, 1):

@@ -432,7 +432,7 @@ def one_talk(name: str, lengths: list[float], begins: float = 0.0):
     return utterances
 
 
-WANTED = partition.Wanted("talk", 0, 200.0, 240.0, None, 10, 0.02)
+WANTED = partition.PartitionOptions("talk", 0, 200.0, 240.0, None, 10, 0.02)
 
 
 def test_talks_as_many_as_the_corpus_has_give_the_counts_of_table_1():

@@ -239,8 +239,8 @@ class DataDir:
 
     def check_features(self, utts: Iterable[str]) -> None:
         """Raise a `UserError` naming the file if an utterance has no entry in feats.scp."""
-        if lacking := next((utt for utt in utts if utt not in self.feats_scp), None):
-            problem = f"no features of utterance {lacking!r}"
+        if missing := next((utt for utt in utts if utt not in self.feats_scp), None):
+            problem = f"no features of utterance {missing!r}"
             raise UserError(problem, path=self.path / "feats.scp", remedy="extract them")
 
     def recordings(self, utts: Iterable[str]) -> set[str]:

@@ -22,7 +22,7 @@ class Dropped(Counter[str]):
         """Return the number of unusable items, without those that are merely not wanted."""
         return sum(self[reason] for reason in self.first)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return the reasons and their counts as text, the most frequent first."""
         return told(self)
 

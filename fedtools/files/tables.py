@@ -47,8 +47,8 @@ def read_tsv(
         )
     if len(set(names)) != len(names):
         raise UserError("a column's name comes twice", path=path, line=1)
-    if lacking := [name for name in numbers if name not in names]:
-        raise UserError(f"no column {lacking[0]!r}", path=path, line=1)
+    if missing := [name for name in numbers if name not in names]:
+        raise UserError(f"no column {missing[0]!r}", path=path, line=1)
     rows = []
     for number, line in enumerate(lines, 2):
         fields = line.split("\t")
