@@ -66,7 +66,7 @@ def test_a2_on_two_rounds_of_keyword_networks(world, tmp_path):
     assert len({one[:3] for one in names} & {*KNOWN}) == 6 and len(names) == 20
     # In one round, no speaker has two models.
     inside(*command, tmp_path, *options).fails(1, "no speaker has two models; give a second")
-    inside(*command, tmp_path, *options, *TWO[:2], *TWO[:2]).fails(2, "a round comes twice")
+    inside(*command, tmp_path, *options, *TWO[:2], *TWO[:2]).fails(2, "a round is duplicated")
 
 
 def test_a1_sex_membership_and_costs_of_keyword_networks(world, tmp_path):

@@ -220,7 +220,7 @@ def test_a_label_that_is_no_class_is_named_with_its_line(data, cli):
         ("data/wav.scp", "z-1 ", "z-0 ", "'z-1' is missing"),
         ("data/wav.scp", "z-1 /", "z-1 cat /", "a pipe"),
         ("data/utt2spk", "z-2 z", "z-2 ..", "utt2spk:5: speaker '..' is not usable"),
-        ("classes.txt", "yes\n", "no\n", "classes.txt:2: 'no' comes twice"),
+        ("classes.txt", "yes\n", "no\n", "classes.txt:2: 'no' is duplicated"),
         ("classes.txt", "yes\n", "\n", "classes.txt:2: '' is not one word"),
         ("classes.txt", "no\nyes\n_silence_\n", "", "classes.txt: empty"),
         ("noise.scp", "noise2 ", "noise2 ~", "noise.scp:2: the file name"),

@@ -396,7 +396,7 @@ def test_what_does_not_belong_together_is_refused(corpus, tmp_path):
     with pytest.raises(UserError, match="KenLM cannot read it"):
         CtcBeamDecoder(char, tmp_path / "bad.bin", vocabulary)
     write_text(tmp_path / "vocabulary", "a\na\n")
-    with pytest.raises(UserError, match="vocabulary:2: 'a' comes twice"):
+    with pytest.raises(UserError, match="vocabulary:2: 'a' is duplicated"):
         CtcBeamDecoder(char, corpus / "word" / "3gram.bin", tmp_path / "vocabulary")
 
 

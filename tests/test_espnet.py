@@ -382,7 +382,7 @@ REFUSED = [
     ({"token_type": "bpe"}, "bpemodel is None"),
     ({"token_type": "bpe", "bpemodel": "none.model"}, "put it next to config.yaml"),
     ({"token_list": 3}, "token_list is not a list"),
-    ({"token_list": [*CHARACTERS[:3], "a", *CHARACTERS[3:]]}, "token 5: 'a' comes twice"),
+    ({"token_list": [*CHARACTERS[:3], "a", *CHARACTERS[3:]]}, "token 5: 'a' is duplicated"),
     ({"token_list": ["<unk>", "<blank>", *CHARACTERS[2:]]}, "token 1: '<blank>' belongs there"),
     ({"token_list": ["<blank>", "<space>", "<unk>", "a", "<sos/eos>"]}, "'<unk>' belongs"),
     ({"token_list": [*CHARACTERS[:-1], "<sos>", "<eos>"]}, "not '<eos>'"),

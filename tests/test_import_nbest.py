@@ -149,7 +149,7 @@ def test_espnets_jobs_are_joined(cli, tmp_path, inner):
         ("a x\n", "a 1\nb 2\n", "1best_recog/text: 'b' is missing"),
         ("a x\n", "a tensor(-inf)\n", "score 'tensor(-inf)'"),
         ("a x\n", "a tensor([1.0])\n", "score:1: score 'tensor([1.0])'"),
-        ("a x\na y\n", "a 1\n", "text:2: 'a' comes twice"),
+        ("a x\na y\n", "a 1\n", "text:2: 'a' is duplicated"),
         ("a x", "a 1\n", "the last line has no end"),
         ("a x\nü y\n", "ü 1\na 1\n", "1best_recog/text:2: utterance 'ü' is not usable as an id"),
         ("a x\nu/v y\n", "a 1\nu/v 1\n", "1best_recog/text:2: utterance 'u/v' is not usable"),

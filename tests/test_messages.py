@@ -736,7 +736,7 @@ def mend_bytes(folder, client="bob"):
             "features.bob.scp:2: 'bob-1' begins within another utterance",
         ),
         (lambda text: text[: text.index("bob-1")], "features.bob.scp: 1 utterances, 2 announced"),
-        (lambda text: text.replace("bob-1", "bob-0"), "features.bob.scp:2: 'bob-0' comes twice"),
+        (lambda text: text.replace("bob-1", "bob-0"), "features.bob.scp:2: 'bob-0' is duplicated"),
         (
             lambda text: text.replace("bob-0", "bob-9"),
             "features.bob.scp:2: 'bob-1' is not in order",

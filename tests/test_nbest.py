@@ -150,7 +150,7 @@ def test_what_could_not_be_read_is_not_written(tmp_path, utterance, hypotheses):
 
 def test_an_utterance_is_written_once(tmp_path):
     line = ("a", [Hypothesis(1, 0.0, 0.0, "")])
-    with pytest.raises(UserError, match="'a' comes twice"):
+    with pytest.raises(UserError, match="'a' is duplicated"):
         write_nbest(tmp_path / "nbest", [line, line])
 
 

@@ -120,7 +120,7 @@ HEAD = "word\tcount\twords\n</s>\t1\t1\n"
     [
         ("words.txt", "<unk>\n</s>\na\n", "words.txt:1: '</s>' belongs there"),
         ("words.txt", "</s>\na\n", "words.txt:2: '<unk>' belongs there"),
-        ("words.txt", "</s>\n<unk>\na\na\n", "words.txt:4: 'a' comes twice"),
+        ("words.txt", "</s>\n<unk>\na\na\n", "words.txt:4: 'a' is duplicated"),
         ("words.txt", "</s>\n<unk>\n<s>\n", "words.txt:3: '<s>' is not a word"),
         ("words.txt", "", "words.txt: empty"),
         ("unigram.tsv", f"{HEAD}<unk>\t1\t1\n", "unigram.tsv: 2 words"),

@@ -191,7 +191,7 @@ def test_config_prints_lists_and_decimals_as_they_are_written(cli, tmp_path):
     said = cli("config", file, *keys, "corpus.server_hours").ok().out
     assert said == "1e-4 0.003\n8\n1 2 5 10\nnone a=1\n\n"
     file.write_text("corpus:\n  hours: [100, 10]\n")
-    told = "c.yaml:2: corpus: option 'hours' has 2 values: three are wanted"
+    told = "c.yaml:2: corpus: option 'hours' has 2 values: three are expected"
     cli("config", file, "corpus.hours").fails(1, told)
 
 

@@ -81,7 +81,7 @@ def test_what_is_pinned_meets_what_is_declared(dist):
                 pin = Requirement(line)
                 if pin.marker is None or pin.marker.evaluate(python):
                     name = canonicalize_name(pin.name)
-                    assert name not in pinned, f"{name} comes twice on Python 3.{minor}"
+                    assert name not in pinned, f"{name} is duplicated on Python 3.{minor}"
                     pinned[name] = str(pin.specifier).removeprefix("==")
         for line in declared:
             wanted = Requirement(line)

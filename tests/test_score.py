@@ -250,7 +250,7 @@ def test_other_utterances_are_refused(cli, tmp_path, name):
         ("utt2client", " south", " ../x", "'../x'"),
         ("text", "rain fell", "", "trailing whitespace"),
         ("text", "rain", " rain", "doubled"),
-        ("hyp", "s3-a\n", "s1-a\n", "comes twice"),
+        ("hyp", "s3-a\n", "s1-a\n", "is duplicated"),
         ("hyp", "s3-a\n", "s0-a\n", "not in order"),
     ],
 )

@@ -125,7 +125,7 @@ def test_words_are_compared_in_one_form_of_unicode(cli, tmp_path):
     hypotheses = [Hypothesis(1, 0.0, 0.0, text) for text in words.values()]
     assert encode_all(vocabulary, hypotheses, "list")[0].tolist() == [2, 3, 4, 0] * 2
     Vocabulary(["</s>", "<unk>", "e\u0301", "\u00e9"]).write(tmp_path)
-    with pytest.raises(UserError, match=r"words.txt:3: .* comes twice, in two forms of Unicode"):
+    with pytest.raises(UserError, match=r"words.txt:3: .* is duplicated, in two forms of Unicode"):
         Vocabulary.read(tmp_path)
     models["NFC"].vocabulary.write_text("a\nfu\u0308r\n")
     with pytest.raises(UserError, match=r"vocabulary:2: .* is not in Unicode's form NFC"):

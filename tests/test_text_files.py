@@ -174,7 +174,7 @@ def test_a_killed_command_leaves_nothing_after_the_next(tmp_path):
         ("a: !!bool x\n", "not YAML"),
         ("a: !!timestamp x\n", "not YAML"),
         ("? [a]\n: b\n", "c.yaml:1: not YAML"),
-        ("a: 1\nb: 2\na: 3\n", "c.yaml:3: not YAML: 'a' comes twice"),
+        ("a: 1\nb: 2\na: 3\n", "c.yaml:3: not YAML: 'a' is duplicated"),
         ("a: b\0\n", "c.yaml:1: a NUL byte"),
     ],
 )

@@ -141,7 +141,7 @@ def test_wrong_usage(cli, text, tmp_path):
         ("<unk>\n<blank>\na\n<sos/eos>\n", ":1: '<blank>' belongs there"),
         ("<blank>\na\n<unk>\n<sos/eos>\n", ":2: '<unk>' belongs there"),
         ("<blank>\n<unk>\na\n", ":3: '<sos/eos>' belongs there"),
-        ("<blank>\n<unk>\na\na\n<sos/eos>\n", ":4: 'a' comes twice"),
+        ("<blank>\n<unk>\na\na\n<sos/eos>\n", ":4: 'a' is duplicated"),
         ("<blank>\n<unk>\na\n\n<sos/eos>\n", ":4: '' is no token"),
         ("<blank>\n<unk>\n<sos/eos>\n", "no tokens but"),
         # Characters that no text has.

@@ -488,7 +488,7 @@ def test_any_list_that_is_written_can_be_read(tmp_path_factory, pairs, data):
         ("a1\tb2 target", "expected"),
         ("a1 b2 nontarget\r", "expected"),
         ("", "expected"),
-        ("a1 b1 nontarget", "the pair 'a1 b1' comes twice"),
+        ("a1 b1 nontarget", "the pair 'a1 b1' is duplicated"),
         ("a1 a2 target", "'a1 a2' is not in order; sort with LC_ALL=C"),
         ("b1 b1 target", "'b1' is compared with itself"),
         ("a1 c1 nontarget", "no model 'c1'"),

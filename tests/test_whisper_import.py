@@ -244,7 +244,7 @@ BAD = {
     "an alias of nothing": (lambda v: tiny.model_bin(v, {"a": "b"}), "alias 'a' of 'b'"),
     "an alias that is there": (lambda v: tiny.model_bin(v, {CONV: CONV}), f"alias '{CONV}'"),
     "a variable twice": (
-        lambda v: tiny.model_bin(v).replace(b"conv2/bias\0", b"conv1/bias\0"), "comes twice"),
+        lambda v: tiny.model_bin(v).replace(b"conv2/bias\0", b"conv1/bias\0"), "is duplicated"),
     "a missing tensor": (lambda v: tiny.model_bin(without(v, CONV)), "conv1.bias' is missing"),
     "no heads": (lambda v: tiny.model_bin(without(v, "encoder/num_heads")), "num_heads is missing"),
     "heads that do not divide": (
@@ -371,7 +371,7 @@ CHECKPOINTS = {
     ),
     "a tensor by two names": (
         lambda c: with_tensor(c, torch.ones(8), "encoder.layer_norm.bias"),
-        "'model.encoder.layer_norm.bias' comes twice",
+        "'model.encoder.layer_norm.bias' is duplicated",
     ),
 }
 

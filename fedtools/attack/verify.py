@@ -70,7 +70,7 @@ def read_models(path: str | Path) -> dict[str, Model]:
     found = {}
     for line, row in enumerate(rows, 2):
         if row["model"] in found:
-            raise UserError(f"{row['model']!r} comes twice", path=path, line=line)
+            raise UserError(f"{row['model']!r} is duplicated", path=path, line=line)
         gender = row["gender"] if row["gender"] in ("m", "f") else ""
         talks = frozenset(row["talks"].split(",")) - {""}
         found[row["model"]] = Model(row["speaker"], gender, talks, row.get("person", ""))

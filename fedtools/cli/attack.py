@@ -71,7 +71,7 @@ def given_by(section: Section, **given: object) -> Section:
 
 def rounds_of(given: list[int]) -> list[int]:
     if len(set(given)) < len(given):
-        raise typer.BadParameter("a round comes twice", param_hint="--round")
+        raise typer.BadParameter("a round is duplicated", param_hint="--round")
     return sorted(given)
 
 

@@ -147,7 +147,7 @@ def _read(path: Path) -> dict[str, tuple[int, str]]:
         if not key:
             raise UserError("an empty line", path=path, line=line)
         if key in table:
-            raise UserError(f"{key!r} comes twice", path=path, line=line)
+            raise UserError(f"{key!r} is duplicated", path=path, line=line)
         table[key] = line, " ".join(words)
     return table
 

@@ -107,7 +107,7 @@ def read_table(
         elif value != value.strip() or "  " in value or line.endswith((" ", "\t")):
             problem, remedy = "leading, doubled or trailing whitespace", "use single spaces"
         elif key in table:
-            problem = f"{key!r} comes twice"
+            problem = f"{key!r} is duplicated"
         elif encoded < previous:
             problem, remedy = f"{key!r} is not in order", "sort with LC_ALL=C"
         if problem:
@@ -275,7 +275,7 @@ class DataDir:
             The data directory, and the names of the tables left out because an input lacks them.
 
         Raises:
-            UserError: if an utterance comes twice, a speaker or recording differs between inputs,
+            UserError: if an utterance is duplicated, a speaker or recording differs between inputs,
                 or only some inputs have segments.
         """
         everything: dict[str, dict[str, str]] = {}

@@ -19,7 +19,7 @@ class Dropped(Counter[str]):
         self.first.setdefault(reason, place)
 
     def faults(self) -> int:
-        """Return the number of unusable items, without those that are merely not wanted."""
+        """Return the number of unusable items, without those that are merely not requested."""
         return sum(self[reason] for reason in self.first)
 
     def summary(self) -> str:

@@ -53,7 +53,7 @@ class Trials:
             elif rows and rows[-1][:2] >= (pair := (fields[0], fields[1])):
                 is_duplicate = rows[-1][:2] == pair
                 problem = f"the pair {' '.join(pair)!r} " + (
-                    "comes twice" if is_duplicate else "is not in order"
+                    "is duplicated" if is_duplicate else "is not in order"
                 )
                 remedy = None if is_duplicate else "sort with LC_ALL=C"
             else:
