@@ -2,7 +2,7 @@
 
     python tests/net.py                       compare with what is recorded in tests/net.tsv
     python tests/net.py --record              record
-    python tests/net.py --only asr-fedavg lm  cases whose names start like this
+    python tests/net.py --only asr-fedavg lm  cases whose names start like these
     python tests/net.py --against REF         compare with another commit, on any machine
 
 Every case runs in one job, in three, killed and resumed, and in two ranks, and must write the same
@@ -166,9 +166,9 @@ def show(rows: Sequence[tuple[str, str, str]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--record", action="store_true", help="write tests/net.tsv")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose names begin so")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose names start with NAME")
     parser.add_argument("--against", metavar="REF", help="compare with a commit")
-    parser.add_argument("--table", type=Path, default=TABLE, help="in place of tests/net.tsv")
+    parser.add_argument("--table", type=Path, default=TABLE, help="default: tests/net.tsv")
     parser.add_argument("--write", type=Path, metavar="TSV", help="write hashes, compare nothing")
     parser.add_argument("--workers", type=int, default=2, help="cases at the same time")
     options = parser.parse_args()

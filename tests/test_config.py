@@ -60,7 +60,7 @@ def test_refused_options(options, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: 1\na: 2\n", "twice"),
+        ("a: 1\na: 2\n", "duplicated"),
         ("a: [1\nb: 2\n", "c.yaml:2: not YAML"),
         ("- 1\n", "a mapping of options"),
         ("a: !!python/object/apply:os.system [true]\n", "not YAML"),

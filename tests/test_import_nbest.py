@@ -79,7 +79,7 @@ THREE = ("ac_cost", "lm_cost", "words_text")
         (dict.fromkeys(THREE, "u-1 x\n"), "ac_cost:1: score 'x'"),
         (dict.fromkeys(THREE, "u-1 nan\n"), "score 'nan'"),
         (dict.fromkeys(THREE, "u-1\n"), "score ''"),
-        (dict.fromkeys(THREE, "u-1 1\nu-1 2\n"), ":2: 'u-1' comes"),
+        (dict.fromkeys(THREE, "u-1 1\nu-1 2\n"), ":2: 'u-1' is duplicated"),
         (dict.fromkeys(THREE, "u-1 1\n\n"), ":2: an empty line"),
         (dict.fromkeys(THREE, "../u-1 1\n"), "words_text:1: utterance '../u' is n"),
         (dict.fromkeys(THREE, "a-1 1\nu:v-1 1\n"), "words_text:2: utterance 'u:v' is not usable"),

@@ -240,7 +240,7 @@ def test_methods_that_break_their_word(tmp_path, wrong):
 
 
 def test_a_client_comes_once_in_a_job(tmp_path):
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="duplicated"):
         MessageWriter(tmp_path, 1, ["a", "b", "a"], Payload(), BASE)
 
 

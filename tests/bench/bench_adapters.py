@@ -135,7 +135,7 @@ def lora(folder: Path, options: argparse.Namespace) -> None:
     found = ratios(*steps, options.turns, device)
     print(f"full fine-tuning takes {spread(found)} times as long as LoRA")
     full, own = peak(folder, "full", options), peak(folder, "lora", options)
-    print(f"memory of its steps beside the model: {full:.0f} MB and {own:.0f} MB")
+    print(f"memory of its steps in addition to the model: {full:.0f} MB and {own:.0f} MB")
 
 
 def kept(folder: Path, options: argparse.Namespace) -> None:
@@ -150,7 +150,7 @@ def kept(folder: Path, options: argparse.Namespace) -> None:
         read = reader(above.lower(front(waves.float())), Path(options.place) / name, device)
         without = stepper(plain, lambda: front(waves.float())[None], device)
         found = ratios(without, stepper(above, read, device), options.turns, device)
-        print(f"{name} on a bottom that is kept: {spread(found)} times as fast")
+        print(f"{name} on a stored bottom: {spread(found)} times as fast")
 
 
 def reader(values: torch.Tensor, folder: Path, device: str) -> Callable[[], torch.Tensor]:
@@ -184,9 +184,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", help="of a Whisper; without one, random numbers")
+    parser.add_argument("--folder", help="folder of a Whisper; random weights without one")
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--clips", type=int, default=8, help="of a client's step")
+    parser.add_argument("--clips", type=int, default=8, help="clips in a client's step")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peak-of", choices=("lora", "full"), help=argparse.SUPPRESS)

@@ -208,12 +208,12 @@ def make_world(root: Path, base: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make inputs worse and run commands on them.")
-    parser.add_argument("--inputs", type=int, help="how many; 100 if there are to be no kills")
+    parser.add_argument("--inputs", type=int, help="number of inputs; 100 without --kills")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--start", type=int, default=0, help="number of the first")
-    parser.add_argument("--only", type=int, help="the number of a single one, told in full")
-    parser.add_argument("--kills", type=int, help="how many kills of federations")
-    parser.add_argument("--crashes", type=int, help="how many crash points; all by default")
+    parser.add_argument("--start", type=int, default=0, help="number of the first input")
+    parser.add_argument("--only", type=int, help="number of a single input, printed in full")
+    parser.add_argument("--kills", type=int, help="number of kills of federations")
+    parser.add_argument("--crashes", type=int, help="number of crash points; all by default")
     parser.add_argument("--worlds", nargs="+", default=["counts", "keywords"])
     options = parser.parse_args()
     if options.inputs is None:
