@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--stacks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--nj", type=int, default=1, help="single-threaded processes of each contender")
+    parser.add_argument("--nj", type=int, default=1, help="single-threaded processes")
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tf32", action="store_true", help="on a GPU: products of 10 bits")

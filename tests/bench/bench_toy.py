@@ -379,11 +379,11 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", choices=list(BARE), default="tcn")
-    parser.add_argument("--nj", type=int, default=1, help="single-threaded processes of each contender")
+    parser.add_argument("--nj", type=int, default=1, help="single-threaded processes")
     parser.add_argument("--stacks", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--package", action="append", help="folder of our package; may be given several times")
+    parser.add_argument("--package", action="append", help="folder of our package; repeatable")
     parser.add_argument("--serve", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
