@@ -187,7 +187,7 @@ def tiny_wav(word: str, seconds: float = 0.3, audio: str = "good") -> bytes:
 def some_words(
     train: int = 5, valid: int = 2, test: int = 2, words: Sequence[str] | None = None
 ) -> list[Word]:
-    """Return a faultless corpus: `speakers` speakers per set, each with every word once."""
+    """Return a faultless corpus: speakers per set, each with every word once."""
     counts = {"train": train, "valid": valid, "test": test}
     return [
         Word(hex_id(f"{part} {number}"), word, part=part)

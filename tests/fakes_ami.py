@@ -51,7 +51,7 @@ def sound(tag: str, start: object = None, end: object = None) -> str:
 def segment(
     who: str, first: int, last: int | None = None, start: object = 0, end: object = 0, **other: str
 ) -> str:
-    """Return a segment that points to a range of words, or to one; `href` replaces the pointer."""
+    """Return a segment that points to a range of words, or to one; href may be given instead."""
     name = f"{who}.words"
     to = f"#id({name}{first})" + ("" if last is None else f"..id({name}{last})")
     href = other.get("href", f"{name}.xml{to}")

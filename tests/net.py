@@ -166,7 +166,7 @@ def show(rows: Sequence[tuple[str, str, str]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--record", action="store_true", help="write tests/net.tsv")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="only cases NAME...")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases with this prefix")
     parser.add_argument("--against", metavar="REF", help="compare with a commit")
     parser.add_argument("--table", type=Path, default=TABLE, help="default: tests/net.tsv")
     parser.add_argument("--write", type=Path, metavar="TSV", help="write hashes, compare nothing")

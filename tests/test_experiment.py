@@ -369,7 +369,7 @@ def test_a_reset_leaves_what_others_put_beside_events(world, copied):
 
 
 def test_a_folder_where_a_job_writes_does_not_stop_it(world, reference, tmp_path):
-    """Writers in a round's folder cannot block other users."""
+    """Directories at a job's output paths do not stop it."""
     path = counts.begin(world, tmp_path / "exp")
     for name in ("update.1.tsv", "update.1.safetensors"):
         (path / "round_0001" / name / "within").mkdir(parents=True)

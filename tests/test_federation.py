@@ -379,7 +379,7 @@ def test_another_base_is_refused(world, cli, tmp_path):
 
 @pytest.mark.parametrize("name", ["nobody", "au", "server"])
 def test_strangers_and_others_clients_cost_a_job_its_own(world, cli, tmp_path, name):
-    """Updates of names not sampled, or of another job's clients, are ignored."""
+    """A job whose table lists another job's client, or an unsampled one, loses its own client."""
     path = tmp_path / "exp"
     cli(*begin(world, path)).ok()
     cli("sample", path, "--nj", "3").ok()

@@ -580,7 +580,7 @@ def test_bad_options(stream, tmp_path, cli):
 
 
 def test_who_is_drawn_must_not_depend_on_who_is_there(stream, tmp_path, key, cli):
-    """Removing a sampled client changes the sample; its only utterance takes it along."""
+    """Sampling is refused with privacy, since the sample depends on which clients exist."""
     privacy = {"mechanism": "laplace", "cap": 30.0}
     for number, (sampled, unit) in enumerate(
         [(2, "user"), (1, "utterance"), (0.5, "word"), (None, "user"), (1.0, "utterance")]

@@ -119,7 +119,7 @@ def test_a_common_change_that_is_clipped_is_undone_by_who_knows_it(world, tmp_pa
     inside("attack", "weights", path, tmp_path / "plain", *FEW).ok()
     plain = rates(tmp_path / "plain", "none")
     for part in ("encoder.layers.0", "all"):
-        # An error rate of 0 has the interval of twelve trials.
+        # Without errors, the interval is that of twelve trials.
         none = 100 * (1 - 0.025 ** (1 / len(PEOPLE))) / 2
         assert found[SEMI, part] == pytest.approx(none, abs=0.5) == plain["-", part]
         # Enrolled and tested models move together, and are near each other for one speaker.

@@ -166,7 +166,7 @@ def test_what_was_learnt_by_heart_is_found(rows):
 
 
 def test_attackers_who_know_a_defence_and_who_do_not(behind, rows):
-    """With the global model, and references too, members are found."""
+    """Informed attackers gain from references where a defence keeps models near the global one."""
     informed = {key for key in rows if key[3] != "-" and key[1] != "blind"}
     thresholds = {key for key in rows if key[1] == "threshold"}
     found = {}

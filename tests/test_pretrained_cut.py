@@ -64,7 +64,7 @@ def build(folders: Path, kind: str, **options: object) -> nn.Module:
 
 
 def cut_of(model: nn.Module, *starts: str) -> Cut:
-    """Return the cut above the parameters whose names start with `prefix`."""
+    """Return the cut above the parameters whose names start with one of `starts`."""
     names = [name for name, _ in model.named_parameters() if name.startswith(starts)]
     return Cut.above(model, names, 1 if hasattr(model.encoder, "conv_layers") else BINS)
 

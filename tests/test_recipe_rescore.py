@@ -266,7 +266,7 @@ def damaged(said: dict[str, str], every: int) -> tuple[dict[str, str], dict[str,
 
 
 def cells(page: str, row: str) -> list[str]:
-    """Return the cells of a table's first row that begins with `start`."""
+    """Return the cells of a table's first row that begins with `row`."""
     line = next(line for line in page.splitlines() if line.startswith(f"| {row}"))
     return [cell.strip() for cell in line.strip("|").split("|")]
 
