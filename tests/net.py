@@ -46,7 +46,7 @@ def machine() -> str:
 
 
 def run_cases(names: Sequence[str], root: Path, workers: int) -> Hashes:
-    """Run cases, `jobs` at the same time."""
+    """Run cases, `workers` at the same time."""
     from fork_server import preload
 
     preload(["fedtools.federation.rounds", "espnet2.asr.espnet_model", "torch._dynamo"])

@@ -190,7 +190,7 @@ class Runner:
     # --- what is hashed
 
     def hashes(self, way: str) -> Iterator[tuple[str, str]]:
-        """Return the hash of each file, or kind of client files, of a way."""
+        """Yield the hash of each file, or kind of client files, of a way."""
         parts: dict[str, list[bytes]] = {}
         names = (self.folder / way, b"RUN"), (self.root, b"ROOT")
         for path in sorted((self.folder / way).rglob("*")):

@@ -97,7 +97,7 @@ def test_a_process_that_is_killed_leaves_one_line_at_most(world, reference, tmp_
 
 
 def workers(parent: int) -> Iterator[int]:
-    """Return a process's training workers."""
+    """Yield a process's training workers."""
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             fields = (place / "stat").read_text().rpartition(")")[2].split()

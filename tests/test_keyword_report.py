@@ -208,7 +208,7 @@ def test_tables_are_of_the_configured_rounds_whatever_was_run_or_measured_beside
 
 
 def planted(random, seeds: int, gain: float) -> list[dict[str, list[int]]]:
-    """Write errors of 20 speakers after five rounds, by seed; fewer by `gain` clips on average."""
+    """Return errors of 20 speakers after five rounds, by seed; fewer by `gain` clips on average."""
     people = [(f"s{number:02d}", random.integers(5, 12)) for number in range(20)]
     return [
         {name: random.binomial(1, 0.5, 5) + base - random.binomial(2, gain / 2)
@@ -291,7 +291,7 @@ def moved(path: Path) -> None:
 
 
 def speakers_of(path: Path, errors: dict[str, list[int]], step: int) -> None:
-    """Return speaker counts after the last five of nine rounds `step` apart, and accuracies."""
+    """Write speaker counts after the last five of nine rounds `step` apart, and accuracies."""
     rounds = range(step * (ROUNDS - 4), step * ROUNDS + 1, step)
     rows = [
         (at, name, 20, wrong[at // step - 5]) for at in rounds for name, wrong in errors.items()

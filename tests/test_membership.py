@@ -275,7 +275,7 @@ def test_evidence_by_hand(root, twice):
 
 
 def utterances(root: Path, tokens: list[str]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Return single utterances as batches of ESPnet's models."""
+    """Yield single utterances as batches of ESPnet's models."""
     import kaldiio
 
     data = DataDir.read(root / "train")

@@ -100,7 +100,7 @@ def check_experiment(config: dict[str, Any], method: str, path: Path, build: boo
 
 
 def places(node: Any, above: tuple = ()) -> Iterator[tuple]:
-    """Return every key, as the keys that lead to it."""
+    """Yield every key, as the keys that lead to it."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield (*above, key)

@@ -324,7 +324,7 @@ def test_clients_of_one_speaker_are_drawn_from_each_other():
 
 
 def many_speakers(**clients: int) -> list[tuple]:
-    """Return rows of `write_data`: `speakers` per client, every second one with an error."""
+    """Return rows of `write_data`: client -> speakers, every second one with an error."""
     return [
         (f"{client}{number:02d}-a", f"{client}{number:02d}", client, "a b", "a b" if odd else "a")
         for client, count in clients.items()

@@ -128,7 +128,7 @@ def test_a_command_has_a_page_with_its_help(site, name, monkeypatch):
 
 
 def docstrings(room: str) -> Iterator[tuple[str, str]]:
-    """Return the docstrings of a package's modules, by their names."""
+    """Yield the docstrings of a package's modules, by their names."""
     for path in sorted((ROOT / "fedtools" / room).glob("*.py")):
         source = path.read_text(encoding="utf-8")
         if room == "privacy" or "METHODS.register(" in source:

@@ -154,7 +154,7 @@ def kept(folder: Path, options: argparse.Namespace) -> None:
 
 
 def reader(values: torch.Tensor, folder: Path, device: str) -> Callable[[], torch.Tensor]:
-    """Store a bottom's outputs for clips and read them back in another order."""
+    """Store a bottom's outputs and return a function that reads them in another order."""
     clips, positions, size = values.shape
     place = Place(folder, "bench", "0", (clips * positions, size), "float32")
     place.make(lambda: [(0, values.flatten(0, 1).cpu().numpy())])

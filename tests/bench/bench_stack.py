@@ -208,7 +208,7 @@ class Runs:
 def measure(
     network: str, options: argparse.Namespace, root: Path, pools: tuple[ProcessPoolExecutor, ...]
 ) -> str:
-    """Print the table of one network."""
+    """Measure one network and return its table."""
     conf = ROOT / "conf/speechcommands" / ("paper.yaml" if options.full else "mini.yaml")
     runs = Runs(options.device, *pools, options.nj)
 

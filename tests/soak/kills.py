@@ -130,7 +130,7 @@ class Running:
         return alive
 
     def results(self) -> Iterator[tuple[int, str]]:
-        """Return exit status and stderr of each process."""
+        """Yield exit status and stderr of each process."""
         for child, output in zip(self.children, self.outputs, strict=True):
             output.seek(0)
             yield self.ended[child], output.read().decode("utf-8", "replace")

@@ -185,7 +185,7 @@ def case(number: int, seed: int, base: Path, root: Path) -> tuple[str, str, str,
 
 
 def inputs_of(command: world.Command, root: Path) -> Iterator[Path]:
-    """Return the files that a command reads, in a fixed order."""
+    """Yield the files that a command reads, in a fixed order."""
     for name in command.inputs:
         place = root / name
         if place.is_file():
