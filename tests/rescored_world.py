@@ -18,7 +18,7 @@ CLIENTS = ("ann", "bob", "cat")
 def make_stream(
     folder: Path, utterances: int = 12, hypotheses: int = 4, seed: int = 0, timed: bool = True
 ) -> Path:
-    """Make utterances of three words, some with wrong first hypotheses and unsorted names.
+    """Make unsorted utterances of three words, some with wrong first hypotheses.
 
     Each client has words of its own, and all share words that the background lacks.
     """

@@ -213,7 +213,7 @@ def test_who_knows_the_defence_sees_more(world, tmp_path):
 
 
 def test_those_known_are_in_no_mean_with_those_under_attack(world):
-    """Known models are neither in a mean with the attacked models nor in the training set."""
+    """Means are over models of one experiment and part, never over known and attacked ones."""
     known, attacked = (Federation(world / name) for name in ("known", "exp"))
     setup = A2Setup()
     with known.settings():

@@ -116,7 +116,7 @@ def test_two_rounds_of_fedavg(world, tmp_path, kept):
 
 
 def check_term(world: Path, tmp_path: Path, method: str, option: str, term: Penalty) -> None:
-    """Check that a round of one epoch, with two steps for each client, uses a loss with a term."""
+    """Check that a round of one epoch, with one step per client, uses a loss with a term."""
     path = begin(world, tmp_path / "exp", method, "--set", f"method_conf={option}")
     inside("rounds", path, "--to", "1").ok()
     start = load_file(path / "init.safetensors")
