@@ -1,4 +1,4 @@
-"""A checkout of the Common Voice recipe, for the tests of several files."""
+"""A checkout of the Common Voice recipe, shared by several test files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TINY = {
 
 
 def make_checkout(folder: Path) -> Path:
-    """A checkout whose path has blanks; what is big or fixed is linked to the real one."""
+    """Make a checkout whose path has blanks; large or fixed files are links to the real ones."""
     root = folder / "a checkout"
     recipe = root / "egs" / "commonvoice" / "asr1"
     shutil.copytree(ROOT / "egs" / "commonvoice" / "asr1", recipe, symlinks=True,
@@ -52,8 +52,8 @@ def make_checkout(folder: Path) -> Path:
     for name in ("conf", "fedtools", "local", "utils", "setup.py"):
         (root / name).symlink_to(ROOT / name)
     (recipe / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    # Half a second each, which has frames for no more than these letters: with longer texts nothing
-    # would be learnt, and all models would be the same.
+    # Half a second each, long enough for only these letters: with longer transcripts nothing would
+    # be learnt and all models would be equal.
     texts = ("a", "so", "so b")
     clips = [
         replace(clip, sentence=texts[clip.number % 3])
@@ -67,7 +67,7 @@ def make_checkout(folder: Path) -> Path:
 def command(
     recipe: Path, *more: str, first: Path | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """The recipe's command line, and its environment.
+    """Return the recipe's command line and its environment.
 
     Args:
         first: a folder for `first_unforked`; without one, all commands are forks.

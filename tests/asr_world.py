@@ -1,4 +1,4 @@
-"""Small speech experiments, their data and what is in them, for the tests of several files."""
+"""Small speech experiments and their data, shared by several test files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fedtools.files.datadir import DataDir
 
 TRAIN, VALID = {"au": 9, "en": 6, "in": 3}, {"au": 2, "en": 4, "in": 3}
-# An epsilon far above rounding, whose sign Adam would otherwise make whole steps of.
+# An epsilon far above rounding errors, whose sign Adam would otherwise turn into whole steps.
 RATE, EPSILON, WARMUP, CLIP = 0.003, 1e-3, 4, 1.0
-# All utterances in one batch: then a step is the same whatever their order.
+# All utterances in one batch, so that a step does not depend on their order.
 TRAINING = {
     "optim": "adam",
     "optim_conf": {"lr": RATE, "eps": EPSILON},
@@ -30,7 +30,7 @@ State = dict[str, np.ndarray]
 
 
 def model_of(dropout: float) -> dict:
-    """The model's options, with dropout and SpecAugment or with neither."""
+    """Return the model's options, with or without dropout and SpecAugment."""
     model = dict(simulated.CONFIG["model"])
     if not dropout:
         del model["specaug"], model["specaug_conf"]
@@ -39,7 +39,7 @@ def model_of(dropout: float) -> dict:
 
 
 def some_data(path: Path, counts: dict[str, int], seed: int) -> Path:
-    """Another number of utterances of each client."""
+    """Make data in which each client has a different number of utterances."""
     data = DataDir.read(simulated.data_dir(path, list(counts), max(counts.values()), seed))
     keep = [name for one in counts for name in data.client_utterances(one)[: counts[one]]]
     data.restrict(keep).write()
@@ -47,7 +47,7 @@ def some_data(path: Path, counts: dict[str, int], seed: int) -> Path:
 
 
 def make_world(root: Path) -> Path:
-    """Data of three clients, tokens and two configurations."""
+    """Make data of three clients, tokens and two configurations."""
     some_data(root / "train", TRAIN, 0)
     some_data(root / "valid", VALID, 1)
     simulated.config_file(root / "plain.yaml", model=model_of(0.0), training=TRAINING)
@@ -75,7 +75,7 @@ def table(path: Path) -> dict[str, str]:
 
 
 def batch_of(world: Path, split: str, *clients: str) -> dict[str, Tensor]:
-    """All utterances of some clients, as ESPnet's models take them."""
+    """Return all utterances of some clients as a batch of ESPnet's models."""
     folder, tokens = world / split, tokens_of(world)
     owners, places, texts = (table(folder / name) for name in ("utt2client", "feats.scp", "text"))
     names = [name for name, owner in owners.items() if owner in clients]
@@ -99,7 +99,7 @@ def load(model: nn.Module, state: State) -> nn.Module:
 
 
 def assert_near(found: State, expected: State, start: State) -> None:
-    """Within a thousandth of the way from where both began."""
+    """Check that two models agree within a thousandth of the distance from their common start."""
     apart, moved = (
         sum(np.square(one[name].astype("f8") - expected[name]).sum() for name in expected) ** 0.5
         for one in (start | found, start)
@@ -108,7 +108,7 @@ def assert_near(found: State, expected: State, start: State) -> None:
 
 
 def say(path: Path, letter: str, tokens: list[str]) -> None:
-    """Make of a model one that hears a letter in every frame."""
+    """Make a model recognise one letter in every frame."""
     state = load_file(path)
     state["ctc.ctc_lo.weight"][:] = state["ctc.ctc_lo.bias"][:] = 0
     state["ctc.ctc_lo.bias"][tokens.index(letter)] = 9

@@ -1,4 +1,4 @@
-"""Augmentation by hand, for the tests of several files."""
+"""Augmentation by hand, shared by several test files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SAMPLES = 16_000
 
 
 def by_hand(waves, shift, start, volume, noise):
-    """What one clip after the other should become."""
+    """Return what each clip should become."""
     found = []
     for wave, moved, begin, factor in zip(waves, shift, start, volume, strict=True):
         silence = np.zeros(abs(moved))

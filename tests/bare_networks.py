@@ -1,7 +1,7 @@
 """The four keyword networks for one client, of torch's own layers.
 
-What anybody would write: the oracle of `fedtools.models.keywords`, and what its speed is measured
-against.
+A straightforward implementation: the oracle of `fedtools.models.keywords` and the baseline of its
+speed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Unsqueeze(nn.Module):
 
 
 def group_norm(channels: int, affine: bool = True) -> nn.Module:
-    """A group normalisation of the most groups, up to 8, that have two channels or more."""
+    """Return a group normalisation of up to 8 groups, each of at least two channels."""
     groups = next((n for n in range(8, 1, -1) if channels % n == 0 and n < channels), 1)
     return nn.GroupNorm(groups, channels, 1e-5, affine)
 
@@ -39,7 +39,7 @@ NORMS: Mapping[str, Callable[..., nn.Module]] = {"batch": nn.BatchNorm2d, "group
 
 
 def bare_dscnn(classes: int, channels: int, blocks: int, norm: str = "batch") -> nn.Module:
-    """DSCNN as one sequence of torch's layers."""
+    """Return DSCNN as one sequence of torch's layers."""
     make = NORMS[norm]
     layers = {
         "unsqueeze": Unsqueeze(),
@@ -154,7 +154,7 @@ BARE: Mapping[str, Callable[..., nn.Module]] = {
     "transformer": BareTransformer,
 }
 
-# Where names differ: a pattern in ours -> torch's.
+# Names that differ: a pattern of our names -> torch's.
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "dscnn": {r"\.(\d+)\.": r"\1."},
     "mhattrnn": {r"recurrent\.(\d+)\.(\w+)": r"recurrent.\2_l\1"},
@@ -171,7 +171,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 def as_bare(network: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One client's tensors of a network of ours, under the names of the bare network's."""
+    """Return one client's tensors of one of our networks under the bare network's names."""
     found = {}
     for name, value in values.items():
         for ours, theirs in _NAMES[network].items():

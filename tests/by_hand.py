@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def mmd_by_hand(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Squared MMD of two sets (B, D): sums over all pairs, five Gaussian kernels."""
+    """Compute the squared MMD of two sets (B, D): sums over all pairs, five Gaussian kernels."""
     both = [*ours, *theirs]
     signs = [1 / len(ours)] * len(ours) + [-1 / len(theirs)] * len(theirs)
     pairs = [(i, j) for i in range(len(both)) for j in range(len(both))]

@@ -1,4 +1,4 @@
-"""Commands called as a user calls them, and what they leave; without pytest, for the soak too."""
+"""Commands called as a user calls them, and their results; without pytest, for soak tests too."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass
 class Result:
-    """What a finished command left: exit status and its two outputs."""
+    """Exit status and outputs of a finished command."""
 
     code: int
     out: str
     err: str
 
     def ok(self) -> Result:
-        """Assert that it worked; a failing test then shows what the command said."""
+        """Assert that it succeeded; a failing test shows the command's output."""
         assert self.code == 0, f"exit {self.code}\n{self.out}\n{self.err}"
         return self
 
     def fails(self, code: int, *said: str) -> Result:
-        """Assert exit status, one line on stderr without a traceback, and what the line says."""
+        """Assert exit status, one line on stderr without a traceback, and the line's content."""
         assert self.code == code, f"exit {self.code}\n{self.out}\n{self.err}"
         assert "Traceback" not in self.err, self.err
         if code == 1:
@@ -55,7 +55,7 @@ def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | Non
 
 
 def kill_when(command: list[str], env: dict[str, str], folder: Path, pattern: str) -> None:
-    """Begin a command, and end it by kill -9 as soon as a folder has a file of a name."""
+    """Start a command, and kill it by SIGKILL as soon as a directory has a file of a given name."""
     assert not list(folder.glob(pattern)), f"{pattern} is there before the command"
     process = subprocess.Popen(
         command,
@@ -78,14 +78,14 @@ def fedtools(*arguments: str | Path, **kwargs) -> Result:
 
 
 def contents(paths: Iterable[Path]) -> dict[Path, bytes]:
-    """What files hold, folders among them left out; there is one at least."""
+    """Return the contents of the files below a path, of which there is at least one."""
     found = {path: path.read_bytes() for path in paths if path.is_file()}
     assert found
     return found
 
 
 def ledger(experiment: Path) -> list[dict[str, str]]:
-    """The rows of an experiment's ledger, read without the reader that is tested."""
+    """Return the rows of an experiment's ledger, read without the reader under test."""
     rows = []
     for path in sorted(experiment.glob("round_*/ledger.tsv")):
         header, *lines = (line.split("\t") for line in path.read_text().splitlines())
@@ -94,7 +94,7 @@ def ledger(experiment: Path) -> list[dict[str, str]]:
 
 
 def torchless(folder: Path) -> dict[str, str]:
-    """An environment in which `import torch` fails, by means of a module in `folder`."""
+    """Return an environment in which `import torch` fails, by a module in `folder`."""
     folder.mkdir()
     (folder / "torch.py").write_text("raise ModuleNotFoundError('no torch here', name='torch')\n")
     return {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
@@ -117,7 +117,7 @@ def inside(*arguments: str | Path) -> Result:
 
 
 def wait_until(condition, seconds: float = 60) -> None:
-    """Wait for something to become true; the test fails if it does not."""
+    """Wait for a condition to become true; the test fails if it does not."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -125,7 +125,7 @@ def wait_until(condition, seconds: float = 60) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
+    """Return whether a process runs (a zombie does not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What every test shares: the command line, called as a user calls it."""
+"""Fixtures and hooks of all tests: the command line, called as a user calls it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from commands import (
 )
 from hypothesis import settings
 
-# Where most tests have them from.
+# Re-exported: most tests import them from here.
 __all__ = [
     "ROOT",
     "Result",
@@ -35,24 +35,25 @@ __all__ = [
     "torchless",
 ]
 
-# A busy machine is no failure; the same examples every time, so that a red test stays red.
+# No deadlines, since a busy machine is no failure; the same examples every time, so that a red test
+# stays red.
 settings.register_profile("fedtools", deadline=None, derandomize=True)
 settings.load_profile("fedtools")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make programs that are forks of a server, once for all processes of a run."""
+    """Make the programs that run as forks of a server, once for all processes of a run."""
     if not hasattr(config, "workerinput"):
         os.environ[forked.FOLDER] = str(forked.make_folder(os.getpid()))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove them; the servers end with this process."""
+    """Remove the programs; the servers end with this process."""
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.pop(forked.FOLDER))
 
 
-# The longest files, which a run begins with, so that no worker is alone with one at its end.
+# The longest files, which a run starts with, so that no worker is left alone with one at the end.
 LONGEST = (
     "test_recipe.py",
     "test_recipe_attack.py",
@@ -91,14 +92,14 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_key_of_the_user(tmp_path_factory):
-    """No test draws noise under the key of who runs it."""
+    """Keep tests from drawing noise under the user's own key."""
     os.environ["FEDTOOLS_NOISE_KEY"] = str(tmp_path_factory.mktemp("secret") / "noise.key")
     os.environ.pop("FEDTOOLS_NONCE", None)
 
 
 @pytest.fixture
 def key(tmp_path, monkeypatch) -> Path:
-    """Where noise's key will be, of a test alone."""
+    """Return the path of a noise key of one test alone."""
     path = tmp_path / "secret" / "noise.key"
     monkeypatch.setenv("FEDTOOLS_NOISE_KEY", str(path))
     return path
@@ -106,7 +107,7 @@ def key(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def set_key(key) -> Path:
-    """One that is always the same, where noise must not happen to change nothing."""
+    """Return a fixed noise key, for tests in which noise must not happen to change nothing."""
     key.parent.mkdir()
     key.write_text("00" * 32)
     key.chmod(0o600)
@@ -115,13 +116,13 @@ def set_key(key) -> Path:
 
 @pytest.fixture
 def cli():
-    """`inside`, as a fixture."""
+    """Return `inside`, as a fixture."""
     return inside
 
 
 @pytest.fixture
 def in_float64():
-    """Rounding is no subject of a test."""
+    """Compute in float64, since rounding is not under test."""
     import torch
 
     torch.set_default_dtype(torch.float64)

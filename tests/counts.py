@@ -1,4 +1,4 @@
-"""A federation without torch, of texts whose words are counted, for the tests of several files."""
+"""A federation without torch that counts words of texts, shared by several test files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from commands import ROOT, Result, run, torchless
 
 CLIENTS = [f"c{number}" for number in range(7)]
 
-# What somebody adds who counts words: a method and a task. In round 1 everybody sends counts, later
-# those who were sampled do; in the third round nobody sends anything.
+# The plugin of a user who counts words: a method and a task. In round 1 every client sends counts,
+# later the sampled clients do; in the third round no client sends any.
 METHOD = """
 from dataclasses import dataclass
 from typing import ClassVar
@@ -117,7 +117,7 @@ TASKS.register("counts")(
 
 
 def make_world(root: Path) -> Path:
-    """Texts of clients, one without a word, and the plugin; torch cannot be imported."""
+    """Make texts of clients, one without words, and the plugin; torch cannot be imported."""
     (root / "data").mkdir()
     dice = random.Random(0)
     for number, client in enumerate(CLIENTS):

@@ -1,4 +1,4 @@
-"""Experiments of DecoupleFL and their models, for the tests of several files."""
+"""Experiments of DecoupleFL and their models, shared by several test files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stages(first: int, second: int) -> tuple[str, ...]:
 
 
 def learned_world(root: Path) -> Path:
-    """Data, and a model that has learned enough of them to give labels."""
+    """Return data, and a model trained on them well enough to give labels."""
     some_data(root / "train", TRAIN, 0)
     some_data(root / "valid", {"au": 2, "en": 4, "in": 3}, 1)
     simulated.config_file(root / "plain.yaml", model=model_of(0.0), training=TRAINING)
@@ -43,7 +43,7 @@ def start(world: Path, path: Path, method: str, *more: str, config: str = "plain
 
 
 def collapsed(frames: Tensor) -> list[int]:
-    """Greedy CTC labels of one utterance's posteriors (T, tokens), frame by frame."""
+    """Return the greedy CTC labels of one utterance's posteriors (T, tokens), frame by frame."""
     labels, last = [], 0
     for token in frames.argmax(1).tolist():
         if token not in (0, last):
@@ -53,7 +53,7 @@ def collapsed(frames: Tensor) -> list[int]:
 
 
 def final(path: Path, client: str, number: int) -> State:
-    """A client's whole model after a round."""
+    """Return a client's whole model after a round."""
     state = load_file(path / "init.safetensors")
     state |= load_file(path / f"round_{number + 1:04d}" / "global.safetensors")
     kept = sorted(path.glob(f"clients/{client}/round_*/personal.safetensors"))

@@ -40,9 +40,9 @@ COMMON_VOICE_TEXTS = {
 class Clip:
     """One row of validated.tsv and its clip.
 
-    `accent` is a code, which becomes the text in the releases that have texts; anything else is
+    `accent` is a code, written as text in the releases that have texts; anything else is
     written as it is. `audio` is "good", "missing", "empty" (zero bytes) or "damaged" (no MP3).
-    `path` stands in the table in place of the name that the release would give.
+    `path` replaces the release's own file name in the table.
     """
 
     speaker: str
@@ -57,16 +57,16 @@ class Clip:
 
 
 def speaker_id(name: str) -> str:
-    """A client_id as Common Voice has it: 128 hexadecimal digits."""
+    """Return a client_id in Common Voice's form: 128 hexadecimal digits."""
     return hashlib.sha512(name.encode()).hexdigest()
 
 
 def some_clips(
     speakers: int = 4, each: int = 2, accents: Iterable[str] | None = None
 ) -> list[Clip]:
-    """A faultless corpus: so many speakers of each accent, with `each` clips.
+    """Return a faultless corpus: `speakers` speakers of each accent, with `each` clips.
 
-    They are men, women and, every third, people who do not tell. No two sentences are the same.
+    They are men, women and, every third, speakers of unreported gender. Sentences are distinct.
     """
     clips: list[Clip] = []
     for accent in accents or ("australia", "england", "indian", "us"):
@@ -88,13 +88,13 @@ def common_voice(
     durations: bool | None = None,
     name: str = "en",
 ) -> Path:
-    """Write clips as a release of Common Voice has them; return the folder of the language.
+    """Write clips in the layout of a Common Voice release; return the language's directory.
 
     Args:
         folder: the corpus is made in it as cv-corpus-<release>.0/<name>.
         clips: its rows, in the order of the table.
         release: a key of COMMON_VOICE_COLUMNS.
-        durations: whether there is clip_durations.tsv; by default as in the release.
+        durations: whether to write clip_durations.tsv; by default as in the release.
         name: the folder of the language.
     """
     language = folder / f"cv-corpus-{release}.0" / name
@@ -133,7 +133,7 @@ def common_voice(
 # --- Speech Commands ------------------------------------------------------------------------------
 
 KEYWORDS = "yes no up down left right on off stop go".split()
-# Version 1 has the first twenty of these beside the ten keywords, version 2 all.
+# Version 1 has the first twenty of these in addition to the ten keywords, version 2 has all.
 OTHER_WORDS = (
     "zero one two three four five six seven eight nine bed bird cat dog happy house marvin sheila "
     "tree wow backward forward follow learn visual"
@@ -145,7 +145,7 @@ class Word:
     """One clip of Speech Commands, and the list that it is on: "valid", "test", or "train" (none).
 
     `audio` is "good", "empty" (zero bytes), "damaged" (no WAV), "cut" (its end is lost), "silent"
-    (a header without samples), "stereo" or "missing". `file` stands in place of the clip's name.
+    (a header without samples), "stereo" or "missing". `file` replaces the clip's name.
     """
 
     speaker: str
@@ -162,13 +162,13 @@ class Word:
 
 
 def hex_id(name: str) -> str:
-    """A speaker as Speech Commands has it: eight hexadecimal digits."""
+    """Return a speaker ID in Speech Commands' form: eight hexadecimal digits."""
     return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 @cache
 def tiny_wav(word: str, seconds: float = 0.3, audio: str = "good") -> bytes:
-    """A tone at 16 kHz, another one for each word, or what is wrong with it."""
+    """Write a tone at 16 kHz, different for each word, or a faulty file."""
     import numpy as np
     import soundfile
 
@@ -187,7 +187,7 @@ def tiny_wav(word: str, seconds: float = 0.3, audio: str = "good") -> bytes:
 def some_words(
     train: int = 5, valid: int = 2, test: int = 2, words: Sequence[str] | None = None
 ) -> list[Word]:
-    """A faultless corpus: so many speakers of each set, and every word once of each."""
+    """Return a faultless corpus: speakers per set, each with every word once."""
     counts = {"train": train, "valid": valid, "test": test}
     return [
         Word(hex_id(f"{part} {number}"), word, part=part)
@@ -200,7 +200,7 @@ def some_words(
 def speech_commands(
     folder: Path, clips: Iterable[Word], noise: Iterable[float] = (5.0, 2.0)
 ) -> Path:
-    """Write clips as Speech Commands has them; return the folder of the corpus.
+    """Write clips in the layout of Speech Commands; return the corpus directory.
 
     Args:
         folder: the corpus is made in it as speech_commands.
@@ -252,7 +252,7 @@ class TedTalk:
     """One talk: its stm file and its audio, which has a tone for every second.
 
     `lines` are (start, end, words) in seconds, or whole lines of the stm file; `audio` is "good",
-    "missing", "empty" or "damaged". `label` may be empty; `speaker` and `stm` stand in place of the
+    "missing", "empty" or "damaged". `label` may be empty; `speaker` and `stm` replace the
     talk's name in field 3 and in the name of the stm file.
     """
 
@@ -267,7 +267,7 @@ class TedTalk:
 
 
 def ted_talk(name: str, part: str = "train", sentences: int = 8, each: float = 2.0, **other):
-    """A faultless talk: so many sentences of `each` seconds, with half a second between them."""
+    """Return a faultless talk: `sentences` sentences of `each` seconds, half a second apart."""
     step = each + 0.5
     words = f"{name.partition('_')[0].lower()} said so"
     lines = tuple(
@@ -278,9 +278,9 @@ def ted_talk(name: str, part: str = "train", sentences: int = 8, each: float = 2
 
 
 def some_talks(train: int = 12, held_out: int = 2) -> list[TedTalk]:
-    """Persons of which every third has two talks, and as many of dev as of test.
+    """Return talks of speakers, every third of whom has two; dev and test are of equal size.
 
-    The labels of every third one, of those with one talk, do not tell the sex.
+    The labels of every third speaker with one talk do not report the sex.
     """
     talks = []
     for number in range(train):
@@ -299,7 +299,7 @@ def some_talks(train: int = 12, held_out: int = 2) -> list[TedTalk]:
 
 @cache
 def sphere(seconds: float) -> bytes:
-    """NIST SPHERE: a tone at 16 kHz, 16 bits."""
+    """Return NIST SPHERE bytes: a tone at 16 kHz, 16 bits."""
     import numpy as np
     import soundfile
 
@@ -312,7 +312,7 @@ def sphere(seconds: float) -> bytes:
 def tedlium(
     folder: Path, talks: Iterable[TedTalk], partition: str = "legacy", linked: bool = False
 ) -> Path:
-    """Write talks as TED-LIUM 3 has them; return the folder of the corpus.
+    """Write talks in the layout of TED-LIUM 3; return the corpus directory.
 
     Args:
         folder: the corpus is made in it as TEDLIUM_release-3.
@@ -346,14 +346,14 @@ def tedlium(
     return corpus
 
 
-# A talk of nearly every trap: each line, and the words and hundredths that it is to become, if any.
+# A talk with nearly every trap: each line, and the words and hundredths expected of it, if any.
 TED_TRAPS: tuple[tuple[str, tuple[int, int, str] | None], ...] = (
     (";; LABEL \"o\" \"Overall\" \"Overall results\"", None),
     ("", None),
     ("Trap_2001 1 inter_segment_gap 0 1.0 <o,,unknown> ignore_time_segment_in_scoring", None),
     ("Trap_2001 1 Trap_2001 1.0 1.5 <o,f0,male> IGNORE_TIME_SEGMENT_IN_SCORING", None),
     ("Trap_2001 1 Trap_2001 2.00 3.00 <F0_M> and it 's plain", (200, 300, "and it's plain")),
-    # 8.29 * 100 is 828.99..., and hundredths that are cut off would be 828.
+    # 8.29 * 100 is 828.99..., and truncated hundredths would be 828.
     ("Trap_2001 1 Trap_2001 8.29 9.115 <NA> we don 't care", (829, 912, "we don't care")),
     ("Trap_2001 1 Trap_2001 4.0049 5 that ' cause us 'cause", (400, 500, "that cause us 'cause")),
     ("Trap_2001 A Trap_2001 4.96 6 <o,f0,male> overlaps", (496, 600, "overlaps")),
@@ -367,7 +367,7 @@ TED_TRAPS: tuple[tuple[str, tuple[int, int, str] | None], ...] = (
      (1300, 1400, "tabs and blanks")),
     ("Trap_2001 1 Trap_2001 14 15.30 <o,f0,male> ends after the audio",
      (1400, 1500, "ends after the audio")),
-    # Faults, from here on.
+    # Faulty lines follow.
     ("Trap_2001 1 Trap_2001 2.00 3.00 <o,f0,male> the same time", None),
     ("Trap_2001 1 Trap_2001 6 6.001 <o,f0,male> no length", None),
     ("Trap_2001 1 Trap_2001 7 6.5 <o,f0,male> backwards", None),

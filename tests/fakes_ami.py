@@ -17,11 +17,11 @@ NITE = 'xmlns:nite="http://nite.sourceforge.net/"'
 
 @dataclass(frozen=True)
 class AmiSpeaker:
-    """Somebody's words and segments in a meeting, and the recording of the headset.
+    """A speaker's words and segments in a meeting, and the headset recording.
 
     `words` are elements without their ids, which are words0, words1, ... in order; `segments` are
-    whole elements. `channel` stands in meetings.xml as it is; "" leaves it out. `audio` is "good",
-    "missing", "empty", "damaged" or "stereo" (a tone, and another one on the second channel).
+    whole elements. `channel` is written to meetings.xml unchanged; "" omits it. `audio` is "good",
+    "missing", "empty", "damaged" or "stereo" (a different tone on the second channel).
     """
 
     agent: str
@@ -33,25 +33,25 @@ class AmiSpeaker:
 
 
 def word(text: str, start: object = None, end: object = None, more: str = "") -> str:
-    """A `w` element; None leaves a time out, "" leaves it empty."""
+    """Return a `w` element; None omits a time, "" leaves it empty."""
     times = "" if start is None else f' starttime="{start}" endtime="{end}"'
     return f"<w{times}{more}>{text}</w>"
 
 
 def mark(text: str, time: object = None) -> str:
-    """A punctuation mark."""
+    """Return a punctuation mark."""
     return word(text, time, time, ' punc="true"')
 
 
 def sound(tag: str, start: object = None, end: object = None) -> str:
-    """A vocalsound, disfmarker, gap, ..."""
+    """Return a vocalsound, disfmarker, gap, ..."""
     return word("", start, end).replace("<w", f"<{tag}").replace("></w>", "/>")
 
 
 def segment(
     who: str, first: int, last: int | None = None, start: object = 0, end: object = 0, **other: str
 ) -> str:
-    """A segment that points from one word to another, or at one; `href` in place of the pointer."""
+    """Return a segment that points to a range of words, or to one; href may be given instead."""
     name = f"{who}.words"
     to = f"#id({name}{first})" + ("" if last is None else f"..id({name}{last})")
     href = other.get("href", f"{name}.xml{to}")
@@ -66,7 +66,7 @@ def plain(
     meeting: str, agent: str, channel: int, name: str, said: Iterable[tuple[float, float, str]],
     audio: str = "good",
 ) -> AmiSpeaker:  # fmt: skip
-    """A faultless speaker: (start, end, words) is a segment with a full stop at its end."""
+    """Return a faultless speaker: (start, end, words) is a segment that ends in a full stop."""
     words: list[str] = []
     segments: list[str] = []
     for start, end, text in said:
@@ -81,7 +81,7 @@ def plain(
 
 
 def some_meetings() -> dict[str, list[AmiSpeaker]]:
-    """Four speakers, in each set one meeting; agents and channels are in different orders."""
+    """Return four speakers with one meeting per set; agents and channels differ in order."""
     meetings = {}
     for number, meeting in enumerate(("ES2002a", "IS1008b", "TS3003c")):
         meetings[meeting] = [
@@ -97,7 +97,7 @@ def some_meetings() -> dict[str, list[AmiSpeaker]]:
 
 @cache
 def headset_wav(channel: int, seconds: float, audio: str) -> bytes:
-    """A tone for each channel, or what is wrong with it."""
+    """Write a tone for each channel, or a faulty file."""
     if audio in ("empty", "damaged"):
         return tiny_wav("", 0.1, audio)
     if audio == "good":
@@ -118,7 +118,7 @@ def ami(
     folder: Path, meetings: dict[str, list[AmiSpeaker]], seconds: float = 20.0,
     annotations: str = "", audio: str = "",
 ) -> Path:  # fmt: skip
-    """Write meetings as AMI has them; return the folder of the corpus, `folder`/ami.
+    """Write meetings in the layout of AMI; return the corpus directory, `folder`/ami.
 
     Args:
         folder: the corpus is made in it.
@@ -164,7 +164,7 @@ def ami(
     return corpus
 
 
-# --- one speaker of nearly every trap; the recording has 100 seconds ------------------------------
+# --- one speaker with nearly every trap; the recording has 100 seconds ----------------------------
 
 _WHO = "ES2004b.C"
 AMI_WORDS = (
@@ -183,26 +183,26 @@ AMI_WORDS = (
     word("T_V_s", "10", "10.5"), word("infra-red", "10.5", "11"), word("Mm-hmm", "11", "11.2"),
     word("um,I", "11.2", "11.4"), word("'", "11.4", "11.5"), word("@", "11.5", "11.6"),
     word("caf\u00e9 &amp; bar", "12", "12.5"),
-    # 24: one word alone; then nothing but sounds
+    # 24: a single word; then only sounds
     word("Yeah", "13", "13.5"), sound("vocalsound", "14", "15"), sound("gap"),
     sound("transformerror", "15", "15"),
-    # 28: two pointers around a word that is not pointed at
+    # 28: two pointers around a word without one
     word("Two", "16", "16.3"), word("not", "16.3", "16.5"), word("parts", "16.5", "17"),
     # 31: a little beyond the end of the audio
     word("ends", "99.9", "100.4"),
-    # 32: a full stop without a time divides nothing
+    # 32: a full stop without a time does not split
     word("a", "20", "20.2"), mark("."), word("b", "20.4", "20.6"),
-    # 35: faults from here on
+    # 35: faults follow
     word("back"), word("far", "100.2", "101.0"), word("later", "100.1", "100.3"), word("lost"),
-    # 39: times that are no times
+    # 39: invalid times
     word("times", "nan", "-1"), word("odd", "1e3", "\u00b2"),
-    # 41: words that overlap, and not in the order of time
+    # 41: words that overlap and are not in order of time
     word("what", "60.5", "61.0"), word("ever", "60.0", "60.6"),
 )  # fmt: skip
 _TWO = segment(_WHO, 28, 28).replace(
     "</segment>", f'<nite:child href="{_WHO}.words.xml#id({_WHO}.words30)"/></segment>'
 )
-# Each segment, and the (hundredths, hundredths, words) that it is to become.
+# Each segment, and the (hundredths, hundredths, words) expected of it.
 AMI_TRAPS: tuple[tuple[str, tuple[tuple[int, int, str], ...]], ...] = (
     (segment(_WHO, 0, 3, "0.9", "2.2"), ((100, 190, "HELLO WORLD"),)),
     (segment(_WHO, 4, 8, "2.9", "4.6"), ((300, 446, "OKAY TH THAT'S"),)),
@@ -218,7 +218,7 @@ AMI_TRAPS: tuple[tuple[str, tuple[tuple[int, int, str], ...]], ...] = (
     (segment(_WHO, 32, 34, "20", "21"), ((2000, 2060, "A B"),)),
     (segment(_WHO, 39, 40, "50", "51"), ((5000, 5100, "TIMES ODD"),)),
     (segment(_WHO, 41, 42, "60.2", "60.8"), ((6000, 6100, "WHAT EVER"),)),
-    # Faults, from here on.
+    # Faults follow.
     (segment(_WHO, 35, 35, "30", "29", id="reversed"), ()),
     (segment(_WHO, 0, 3, "0.9", "2.2", id="twice"), ()),
     (segment(_WHO, 36, 36, "100", "101", id="far"), ()),
@@ -232,5 +232,5 @@ AMI_TRAPS: tuple[tuple[str, tuple[tuple[int, int, str], ...]], ...] = (
 
 
 def trap_speaker(channel: str = "2") -> AmiSpeaker:
-    """The speaker of AMI_TRAPS."""
+    """Return the speaker of AMI_TRAPS."""
     return AmiSpeaker("C", channel, "MTD012ME", AMI_WORDS, tuple(xml for xml, _ in AMI_TRAPS))

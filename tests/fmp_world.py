@@ -1,4 +1,4 @@
-"""FMP on simulated talk, and the same by hand, for the tests of several files."""
+"""FMP on simulated speech and a reference implementation, shared by several test files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedtools.lm.stream import open_stream
 from fedtools.methods.fmp import FMP
 
 T = 3
-# Seconds, of which the recordings of `make_stream` fill all but the last.
+# Seconds; recordings of `make_stream` fill all but the last.
 SPAN = 48.0
 
 
@@ -38,7 +38,7 @@ def by_hand(
     continuous: bool = False,
     taking_part: dict[int, list[str]] | None = None,
 ) -> dict[str, str]:
-    """Algorithm 1: utterance -> words; files are read line by line, words are strings."""
+    """Run algorithm 1: utterance -> words; files are read line by line, words are strings."""
     lines = [line.split("\t") for line in (folder / "nbest.tsv").read_text().splitlines()]
     lists: dict[str, list[list[str]]] = {}
     for line in lines:
@@ -48,7 +48,7 @@ def by_hand(
     rows = [row for row in rows if row[0] != "</s>"]
     total = sum(int(count) + 1 for _, count, _ in rows)
     u = {word: (int(count) + 1) / total for word, count, _ in rows}
-    # `<unk>` is shared by so many words, of which there may be none.
+    # `<unk>` is shared by this many words, possibly zero.
     share = {word: math.log(int(words) or 1) for word, _, words in rows}
     known = lambda word: word if word in u else "<unk>"  # noqa: E731
     owner = dict(line.split() for line in (folder / "utt2client").read_text().splitlines())
@@ -122,7 +122,7 @@ def best_text(path: Path) -> dict[str, str]:
 
 
 def sent(path: Path, number: int) -> dict[str, np.ndarray]:
-    """What each client sent in a round."""
+    """Return the updates of each client in a round."""
     found = {}
     for table in (path / f"round_{number:04d}").glob("update.*.tsv"):
         counts = load_file(table.with_suffix(".safetensors"))["counts"]

@@ -1,17 +1,17 @@
-"""Stands for a Python program: a fork of `fork_server.py`, which has imported everything, runs it.
+"""Stand-in for a Python program that runs as a fork of `fork_server.py`, with all modules imported.
 
     python -IS fork_client.py FOLDER OWNER PROGRAM ARGUMENT...
 
-What a program is given, it has here too: arguments, folder, environment, umask, every open file,
-which signals it ignores. A signal to this process goes on to the fork. If this process dies, even
-by SIGKILL, so do the fork and all it started, before anybody can see that this one is dead; as the
-fork ends, so does this. FOLDER has a server for each environment in which modules were imported, as
-`kept()` names it; the first that needs one begins it, and the end of OWNER, a process, ends it.
+The fork gets what the program would get: arguments, folder, environment, umask, every open file,
+and the ignored signals. A signal to this process is passed to the fork. If this process dies, even
+by SIGKILL, so do the fork and all it started, before the death of this one is visible; this process
+ends as the fork ends. FOLDER has a server for each environment in which modules were imported,
+named by `kept()`; the first client that needs one starts it, and it ends with the process OWNER.
 
 It starts in 15 milliseconds: it imports nothing but what an interpreter has built in.
 """
 
-# pathlib and contextlib would take longer than all the rest.
+# pathlib and contextlib would take longer to import than all the rest.
 # ruff: noqa: PTH109, PTH118, PTH120, PTH208, SIM105
 
 import _signal
@@ -21,7 +21,7 @@ import marshal
 import os
 import sys
 
-# What a module may look at when it is imported, by the beginnings of the names.
+# Variables that a module may read when it is imported, by the beginnings of their names.
 IMPORTED_WITH = (
     "OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ GOTO_ BLIS_ NUMEXPR_ NUMBA_ PYTHON VIRTUAL_ENV LD_ GLIBC_ "
     "FEDTOOLS_PATH MALLOC_ CUDA_ TORCH PYTORCH_ KINETO_ MPL TQDM_ LC_ LANG TZ HOME XDG_ TMP TEMP"
@@ -30,7 +30,7 @@ FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
 def kept(environment: dict) -> str:
-    """The name of what has to be the same in a server and in a program that it runs."""
+    """Return the name of the state that a server and the programs it runs must share."""
     found = sorted(
         (name, value)
         for name, value in environment.items()
@@ -43,10 +43,10 @@ def kept(environment: dict) -> str:
 
 
 def connect(folder: str, owner: str) -> _socket.socket:
-    """A connection to the server of this environment, which is begun if there is none."""
+    """Return a connection to this environment's server, which is started if there is none."""
     path = f"{folder}/{kept(os.environb)}"
     for begun in (False, True):
-        # Who begins a server holds the lock until it listens, or has failed.
+        # The process that starts a server holds the lock until it listens, or has failed.
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
@@ -66,12 +66,12 @@ def connected(path: str) -> _socket.socket:
 
 
 def begin(path: str, owner: str, lock: int) -> None:
-    """Begin a server, in a session of its own: whoever kills this process does not mean it."""
+    """Start a server, in a session of its own so that signals to this process do not reach it."""
     if os.fork():
         return
     os.setsid()
     _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
-    # Bound to its end: a log, no open file of this process.
+    # Bound to the server's lifetime: a log, and no open file of this process.
     log = os.open(f"{path}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(lock, 3) if lock != 3 else os.set_inheritable(3, True)
@@ -90,12 +90,12 @@ def main() -> None:
         n for n in range(1, 32) if _signal.getsignal(n) == _signal.SIG_IGN and n not in (13, 25)
     ]
     forwarded = [getattr(_signal, name) for name in FORWARDED]
-    # Until it is known to whom they go.
+    # Held back until the recipient is known.
     _signal.pthread_sigmask(_signal.SIG_BLOCK, forwarded)
     umask = os.umask(0)
     os.umask(umask)
     connection = connect(folder, owner)
-    # Ours stays open to the end of this process, by which the kernel tells the fork.
+    # Our end stays open until this process ends, by which the kernel notifies the fork.
     _ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
     request = (program, words, os.getcwd(), dict(os.environb), umask, ignored, numbers)
     message = marshal.dumps(request)
@@ -132,7 +132,7 @@ def forward(child: int, number: int) -> None:
 
 
 def received(connection: _socket.socket) -> int:
-    """A number that the server sends."""
+    """Return a number that the server sends."""
     data = b""
     while len(data) < 8:
         more = connection.recv(8 - len(data))

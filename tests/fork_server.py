@@ -1,6 +1,6 @@
-"""Runs Python programs in forks of this process, which has imported everything; no thread begins.
+"""Run Python programs in forks of this process, which has imported all modules and has no threads.
 
-`fork_client.py` asks for them, and tells what a program has of whoever calls it.
+`fork_client.py` requests them, and passes on its caller's arguments, environment and files.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Ends its process, and group, when the file descriptor it is set for can be read: fcntl.h.
+# Kills its process, and group, when the file descriptor it is set for becomes readable: fcntl.h.
 F_SETSIG = 10
-# Of what commands import when they run, what takes a while.
+# Slow imports that commands make at run time.
 LATE = (
     "PIL.Image",
     "espnet2.asr.encoder.conformer_encoder",
@@ -52,7 +52,7 @@ LATE = (
 
 
 def preload(names: Sequence[str] = ()) -> None:
-    """Import modules, and those of the commands, once; no thread begins."""
+    """Import modules, and those of the commands, once; start no thread."""
     import typer
 
     import fedtools.cli
@@ -60,23 +60,23 @@ def preload(names: Sequence[str] = ()) -> None:
     groups = (f"fedtools.cli.{path.stem}" for path in (ROOT / "fedtools/cli").glob("[a-z]*.py"))
     for name in (*groups, *names):
         importlib.import_module(name)
-    # `main` calls it without arguments in both forms; to build it takes longer than most commands.
+    # `main` calls it without arguments in both forms; building it takes longer than most commands.
     if isinstance(fedtools.cli.app, typer.Typer):
         fedtools.cli.app = typer.main.get_command(fedtools.cli.app)
-    # A collection in a child would write to, and so copy, every page of what is here.
+    # A collection in a child would write to, and so copy, every page of these objects.
     gc.collect()
     gc.freeze()
 
 
 def packages() -> list[str]:
-    """The names of all modules of fedtools, but of the one that runs it."""
+    """Return the names of all modules of fedtools, except the one that runs it."""
     found = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / "fedtools").rglob("*.py"))
     names = [".".join(path.parts).removesuffix(".__init__") for path in found]
     return sorted(name for name in names if not name.endswith("__main__"))
 
 
 def serve(listener: socket.socket, owner: int) -> None:
-    """Run what is asked for until a process ends."""
+    """Run requested programs until a process ends."""
     ended = os.pidfd_open(owner)
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -107,7 +107,7 @@ def serve(listener: socket.socket, owner: int) -> None:
 
 
 def tell_ended(waiting: dict[int, socket.socket]) -> None:
-    """Tell the clients of forks that have ended how they have."""
+    """Send the clients of ended forks their exit status."""
     while waiting:
         child, status = os.waitpid(-1, os.WNOHANG)
         if not child:
@@ -117,13 +117,13 @@ def tell_ended(waiting: dict[int, socket.socket]) -> None:
 
 
 def send(connection: socket.socket, number: int) -> None:
-    # A client that was killed reads nothing.
+    # A killed client reads nothing.
     with contextlib.suppress(OSError):
         connection.sendall(number.to_bytes(8, "big", signed=True))
 
 
 def receive(connection: socket.socket) -> tuple[tuple, list[int]] | None:
-    """What a client asks for, and its open files, the first of which tells of its end."""
+    """Return a client's request and its open files, the first of which signals its end."""
     head, files, _, _ = socket.recv_fds(connection, 8, 253)
     size, data = int.from_bytes(head, "big"), b""
     while head and len(data) < size and (more := connection.recv(size - len(data))):
@@ -155,14 +155,14 @@ def become(request: tuple, files: list[int]) -> None:
 
 
 def end_with(life: int, least: int) -> int:
-    """Have the kernel kill this process, and what it starts, at the end of a client.
+    """Have the kernel kill this process and its children at the end of a client.
 
     Args:
-        life: a socket whose other end the client has.
-        least: where the descriptor may be moved to at the least.
+        life: a socket whose other end the client holds.
+        least: the lowest number to which the descriptor may be moved.
 
     Returns:
-        where it is.
+        its new number.
     """
     os.setpgid(0, 0)
     moved = fcntl.fcntl(life, fcntl.F_DUPFD_CLOEXEC, max(least, 512))
@@ -176,7 +176,7 @@ def end_with(life: int, least: int) -> int:
 
 
 def take_files(files: list[int], numbers: list[int], above: int) -> None:
-    """Give files the numbers that they have in the client."""
+    """Give files the descriptor numbers that they have in the client."""
     safe = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above + 1) for one in files]
     for one in files:
         os.close(one)
@@ -189,7 +189,7 @@ def take_files(files: list[int], numbers: list[int], above: int) -> None:
 
 
 def set_signals(ignored: list[int]) -> None:
-    """Handle signals as a Python that has just begun does."""
+    """Handle signals like a freshly started Python."""
     for number in (signal.SIGCHLD, *ignored):
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     if signal.SIGINT not in ignored:
@@ -197,11 +197,11 @@ def set_signals(ignored: list[int]) -> None:
 
 
 def run(program: str, words: list[str]) -> int:
-    """Run a script, or the code behind `-c`, as the interpreter would; its exit status."""
+    """Run a script, or the code behind `-c`, as the interpreter would; return its exit status."""
     import numpy
     import torch
 
-    # That of `random` does it by itself.
+    # `random` reseeds itself.
     numpy.random.seed()
     torch.default_generator.seed()
     set_streams()
@@ -230,7 +230,7 @@ def run(program: str, words: list[str]) -> int:
 
 
 def set_streams() -> None:
-    """Open the standard streams as the interpreter does, which has opened this process's so."""
+    """Open the standard streams as the interpreter does at its start."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old, buffering = getattr(sys, f"__{name}__"), -1
         if isinstance(old.buffer, io.FileIO):
@@ -255,7 +255,7 @@ def set_streams() -> None:
 def execute(program: str, words: list[str]) -> None:
     main = types.ModuleType("__main__")
     main.__builtins__ = __builtins__
-    # Whatever it begins by "spawn" comes here, too.
+    # Processes that it starts by "spawn" arrive here, too.
     if client := os.environ.get("FORK_CLIENT_PYTHON"):
         importlib.import_module("multiprocessing.spawn").set_executable(client)
     if program == "-c":
@@ -269,17 +269,17 @@ def execute(program: str, words: list[str]) -> None:
 
 
 def start(path: str, owner: int) -> None:
-    """Import everything, listen, and let go of the lock, which is descriptor 3."""
-    # This file's folder is on no program's path.
+    """Import all modules, listen, and release the lock, which is descriptor 3."""
+    # This file's folder is not on any program's path.
     sys.path[0] = ""
     preload([*packages(), *LATE])
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        # Of one that has died.
+        # Left over from a dead server.
         Path(path).unlink(missing_ok=True)
         listener.bind(path)
         listener.listen(128)
         os.close(3)
-        # So that a server's first fork is like all others: the library of linear algebra ends its
+        # So that a server's first fork is like all others: the linear algebra library ends its
         # threads before a fork.
         child = os.fork()
         if not child:

@@ -1,6 +1,6 @@
 """Programs for PATH that are run by forks of a server: see `fork_client.py`.
 
-Recipes start some ninety short processes, each of which would import torch, for two seconds.
+Recipes start some ninety short processes, each of which would spend two seconds importing torch.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-# The folder of the servers and of the programs, of all processes of a test run.
+# The directory of the servers and the programs, shared by all processes of a test run.
 FOLDER = "FEDTOOLS_TESTS_FORKS"
 CLIENT = Path(__file__).with_name("fork_client.py")
 FEDTOOLS = """\
 #!/bin/sh
 exec {client} {fedtools} "$@"
 """
-# Scripts of recipes, and what multiprocessing spawns; all else is no work for a fork.
+# Scripts of recipes, and processes that multiprocessing spawns; everything else is not forked.
 PYTHON = """\
 #!/bin/sh
 case "$*" in
@@ -31,7 +31,7 @@ esac
 case $1 in *local/*.py) exec {client} "$@" ;; esac
 exec {python} "$@"
 """
-# A command's first call has a process of its own; a folder for each one tells which had theirs.
+# A command's first call has a process of its own; a directory per command records that it had one.
 FIRST = """\
 #!/bin/sh
 name=$1
@@ -42,8 +42,8 @@ exec {forked} "$@"
 
 
 def make_folder(owner: int) -> Path:
-    """Write the programs, whose servers end with a process; the folder, which is to be removed."""
-    # Not with pytest's: a socket's path is at most 107 bytes long.
+    """Write the programs and return their directory, to be removed; servers end with `owner`."""
+    # Not in pytest's directory: a socket's path is at most 107 bytes long.
     folder = Path(tempfile.mkdtemp(prefix="forks."))
     programs = Path(sys.executable).parent
     words = (sys.executable, "-IS", CLIENT, folder, owner)
@@ -61,20 +61,20 @@ def make_folder(owner: int) -> Path:
 
 
 def forked(environment: dict[str, str]) -> dict[str, str]:
-    """An environment in which fedtools, and the scripts of recipes, are forks of a server."""
+    """Return an environment in which fedtools and the scripts of recipes are forks of a server."""
     programs = f"{os.environ[FOLDER]}/bin"
     path = f"{programs}:{environment['PATH']}"
     return environment | {"PATH": path, "FORK_CLIENT_PYTHON": f"{programs}/python3"}
 
 
 def first_unforked(environment: dict[str, str], folder: Path) -> dict[str, str]:
-    """An environment in which each command of fedtools is a fork from its second call on.
+    """Return an environment in which each fedtools command is a fork from its second call on.
 
-    The first one, and all scripts, have an interpreter of their own, as a user's have.
+    First calls and all scripts have an interpreter of their own, as a user's have.
 
     Args:
         environment: with the real programs on its PATH.
-        folder: for a program, and for a note of each command that was called.
+        folder: for a program, and for a record of each command that was called.
     """
     begun = folder / "begun"
     begun.mkdir(parents=True)

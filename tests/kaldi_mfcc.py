@@ -1,4 +1,4 @@
-"""Kaldi's MFCC by the equations, for the tests of several files."""
+"""Kaldi's MFCC by the equations, shared by several test files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def kaldi_mfcc(wave: np.ndarray, count: int, length: int, shift: int, rate: int) -> np.ndarray:
-    """compute-mfcc-feats --dither=0 --use-energy=false, as kaldi-native-fbank has it."""
+    """Compute MFCC like compute-mfcc-feats --dither=0 --use-energy=false of kaldi-native-fbank."""
     options = kaldi_native_fbank.MfccOptions()
     options.frame_opts.samp_freq = rate
     options.frame_opts.dither = 0.0

@@ -1,4 +1,4 @@
-"""A checkout of the keyword recipe, for the tests of several files."""
+"""A checkout of the keyword recipe, shared by several test files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TINY = {
 
 
 def make_checkout(folder: Path) -> Path:
-    """A checkout whose path has blanks; what is big or fixed is linked to the real one."""
+    """Make a checkout whose path has blanks; large or fixed files are links to the real ones."""
     root = folder / "a checkout"
     recipe = root / "egs" / "speechcommands" / "kws1"
     ignored = shutil.ignore_patterns("data", "dump", "exp", "downloads")
@@ -47,7 +47,7 @@ def make_checkout(folder: Path) -> Path:
 def command(
     recipe: Path, *more: str, first: Path | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """The recipe's command line, and its environment; see `asr_checkout.command`."""
+    """Return the recipe's command line and its environment; see `asr_checkout.command`."""
     corpus = recipe.parents[3] / "a corpus" / "speech & commands"
     if not corpus.exists():
         made = fakes.speech_commands(corpus.parent, fakes.some_words(train=6, valid=2, test=2))

@@ -1,4 +1,4 @@
-"""A small federation of keyword spotting, for the tests of several files."""
+"""A small federation of keyword spotting, shared by several test files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONFIG = keywords.CONFIG | {
     "model": {"network": "dscnn", "network_conf": {"channels": 6, "blocks": 1}},
     "training": {
         "optim": "sgd",
-        # At 0.05 rounding at the kink of a ReLU grows to 1e-4 of an update, in a stack or alone.
+        # At 0.05, rounding at the kink of a ReLU grows to 1e-4 of an update, stacked or alone.
         "optim_conf": {"lr": 0.02, "momentum": 0.9},
         "batch_size": 8,
         "stack": 2,
@@ -27,7 +27,7 @@ CONFIG = keywords.CONFIG | {
 
 
 def make_world(root: Path) -> Path:
-    """Packed clips, each client's classes in shares of its own, and a configuration."""
+    """Make packed clips, with client-dependent shares of classes, and a configuration."""
     random = np.random.default_rng(0)
     for split, sizes in (("train", SIZES), ("test", [20, 20])):
         shares = random.dirichlet([1.0] * len(keywords.CLASSES), len(sizes))

@@ -1,4 +1,4 @@
-"""Packed clips with known truth: every label is a tone, which clients speak more or less high."""
+"""Packed clips with known truth: every label is a tone, at a pitch that depends on the client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pack(
     classes: Sequence[str] = CLASSES,
     length: int = 16000,
 ) -> Path:
-    """Write packed clips of `length` samples: client -> how many it has of each class."""
+    """Write packed clips of `length` samples: client -> its number of clips per class."""
     random = np.random.default_rng(0)
     clips, time = [], np.arange(length) / 16000
     for pitch, client in enumerate(sorted(clients)):

@@ -12,13 +12,13 @@ MPEG_KBITS = {
 }
 MPEG_HERTZ = {1: [44_100, 48_000, 32_000], 2: [22_050, 24_000, 16_000], 0: [11_025, 12_000, 8_000]}
 TINY_SECONDS = 16 * 576 / 16000
-# What ffmpeg writes before the frames, and so real clips have.
+# The tag that ffmpeg writes before the frames, as in real clips.
 ID3 = b"ID3\x04\0\0\0\0\0\x23TSSE\0\0\0\x0f\0\0\x03Lavf57.83.100\0" + bytes(10)
 
 
 @cache
 def tiny_mp3() -> bytes:
-    """A tone at 16 kHz, of `TINY_SECONDS`, with a tag and no Info frame, as Common Voice has it."""
+    """Return a tone at 16 kHz, of `TINY_SECONDS`, with a tag but no Info frame (Common Voice)."""
     import numpy as np
     import soundfile
 
@@ -33,12 +33,12 @@ def tiny_mp3() -> bytes:
 
 
 def silent_mp3(seconds: float) -> bytes:
-    """So many seconds of silence, give or take 36 ms: frames of 72 bytes and 72 ms, at 8 kHz."""
+    """Return silence of `seconds`, give or take 36 ms: frames of 72 bytes and 72 ms, at 8 kHz."""
     return b"\xff\xe3\x18\xc0".ljust(72, b"\0") * round(seconds / 0.072)
 
 
 def frames_of(raw: bytes) -> list[bytes]:
-    """Every frame of a faultless MP3 without tags, found one after the other."""
+    """Return the frames of a faultless MP3 without tags, in order."""
     place, frames = 0, []
     while place < len(raw):
         assert raw[place] == 0xFF and raw[place + 1] & 0xE6 == 0xE2

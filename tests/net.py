@@ -1,13 +1,14 @@
-"""A net: hashes of all that federations write, by method, task and way of running.
+"""Regression net: hashes of all files that federations write, by method, task and way of running.
 
     python tests/net.py                       compare with what is recorded in tests/net.tsv
     python tests/net.py --record              record
-    python tests/net.py --only asr-fedavg lm  cases whose names begin so
+    python tests/net.py --only asr-fedavg lm  cases whose names start like these
     python tests/net.py --against REF         compare with another commit, on any machine
 
-Every case runs in one job, in three, killed and gone on, and in two ranks, and must write the same
-bytes each time. Left out is what holds times, hosts, paths and versions. Bytes depend on the
-processor and on torch: elsewhere than where they were recorded only the ways are compared.
+Every case runs in one job, in three, killed and resumed, and in two ranks, and must write the same
+bytes each time. Files with times, hosts, paths and versions are left out. Bytes depend on the
+processor and on torch: on other machines than the recording one, only the ways are compared with
+each other.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ROOT, TABLE = TESTS.parent, TESTS / "net.tsv"
 
 
 def machine() -> str:
-    """What bytes depend on."""
+    """Return the properties of the machine that bytes depend on."""
     import torch
 
     vendor = platform.processor() or platform.machine()
@@ -45,7 +46,7 @@ def machine() -> str:
 
 
 def run_cases(names: Sequence[str], root: Path, workers: int) -> Hashes:
-    """Run cases, so many at the same time."""
+    """Run cases, `workers` at the same time."""
     from fork_server import preload
 
     preload(["fedtools.federation.rounds", "espnet2.asr.espnet_model", "torch._dynamo"])
@@ -67,7 +68,7 @@ def run_cases(names: Sequence[str], root: Path, workers: int) -> Hashes:
 
 
 def _begin_case(name: str, root: Path) -> int:
-    """Run a case in a fork, which writes what it found; returns the process."""
+    """Run a case in a fork, which writes its hashes; return the process."""
     sys.stdout.flush()
     if child := os.fork():
         return child
@@ -97,14 +98,14 @@ def read(path: Path) -> Hashes:
 
 
 def recorded(table: Path) -> tuple[str, Hashes]:
-    """Which machine a table is from, and what it has."""
+    """Return the machine a table is from, and its rows."""
     if not table.exists():
         return "nothing", {}
     return table.read_text().partition("\n")[0].removeprefix("# "), read(table)
 
 
 def compared(ours: Hashes, theirs: Hashes | None) -> list[tuple[str, str, str]]:
-    """Rows of (method, file, way) that differ; `theirs` is None where ways alone are compared."""
+    """Return rows of (method, file, way) that differ; `theirs` None compares the ways alone."""
     rows = []
     for case, file in sorted(ours):
         if file.startswith(FAILED):
@@ -125,12 +126,12 @@ def compared(ours: Hashes, theirs: Hashes | None) -> list[tuple[str, str, str]]:
 
 
 def is_fault(file: str) -> bool:
-    """Whether it is no file but says how a way failed, or what it wrote otherwise."""
+    """Return whether it is not a file but a report of how a way failed or differed."""
     return file.startswith(FAILED) or file.endswith(")")
 
 
 def hashes_at(ref: str, names: Sequence[str], folder: Path, workers: int) -> Hashes:
-    """What another commit writes, with this program and that commit's builders."""
+    """Return the hashes of another commit, by this program and that commit's builders."""
     tree, out = folder / "tree", folder / "theirs.tsv"
     git = ["git", "-C", str(ROOT), "worktree"]
     subprocess.run([*git, "add", "--quiet", "--detach", str(tree), ref], check=True)
@@ -165,9 +166,9 @@ def show(rows: Sequence[tuple[str, str, str]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--record", action="store_true", help="write tests/net.tsv")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose names begin so")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases with this prefix")
     parser.add_argument("--against", metavar="REF", help="compare with a commit")
-    parser.add_argument("--table", type=Path, default=TABLE, help="in place of tests/net.tsv")
+    parser.add_argument("--table", type=Path, default=TABLE, help="default: tests/net.tsv")
     parser.add_argument("--write", type=Path, metavar="TSV", help="write hashes, compare nothing")
     parser.add_argument("--workers", type=int, default=2, help="cases at the same time")
     options = parser.parse_args()
@@ -183,7 +184,7 @@ def main() -> None:
     if options.record:
         if not any(is_fault(file) for _, file in ours):
             about, table = recorded(options.table)
-            # What was recorded elsewhere does not stay beside what was recorded here.
+            # Rows recorded on another machine do not stay next to this machine's.
             kept = table if about == machine() else {}
             others = {key: value for key, value in kept.items() if key[0] in set(CASES) - {*names}}
             write(options.table, others | ours, [machine()])

@@ -1,4 +1,4 @@
-"""The experiments of tests/net.py, and the small worlds that they begin with."""
+"""The experiments of tests/net.py, and the small worlds that they start from."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import yaml
 
 @dataclass(frozen=True)
 class Case:
-    """An experiment, and what is made of its models.
+    """An experiment, and the commands run on its models.
 
     Attributes:
-        world: the folder of data that it begins with, and of a configuration <world>.yaml.
-        settings: options, as `--set` has them.
+        world: the folder of its data, and of a configuration <world>.yaml.
+        settings: options in the form of `--set`.
         measured: the split that models are measured on, if any.
         after: commands, of which EXP is the experiment, WORLD the data and OUT a folder; they are
-            run after the first way alone.
+            run only after the first way.
     """
 
     world: str
@@ -118,8 +118,8 @@ CASES = {
 
 
 def make_worlds(root: Path) -> None:
-    """Data of each task and a configuration beside them; all of it by the tests' own builders."""
-    # Here, since another process than the one that forks may use them alone.
+    """Make data of each task and a configuration next to them, by the tests' own builders."""
+    # Imported here, since only processes other than the one that forks may use them.
     import keyword_world
     import keywords
     import simulated
@@ -172,7 +172,7 @@ WORLD_COMMANDS = (
 
 
 def init_command(case: Case, exp: Path) -> list[str]:
-    """Paths of data are relative: what noise is drawn for has a sum of the configuration."""
+    """Return the init command, with relative data paths since noise depends on its hash."""
     world, method = case.world, case.method
     words = ["init", str(exp), "--config", f"{world}/config.yaml", "--method", method]
     words += ["--data", f"train={world}/train"]

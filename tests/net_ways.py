@@ -13,14 +13,14 @@ from net_cases import CASES, init_command, made
 
 sys.path.append(str(Path(__file__).resolve().parent / "soak"))
 
-# (case, file) -> the beginning of the SHA-256 of what it holds, or what went wrong.
+# (case, file) -> the first digits of the SHA-256 of its contents, or the failure.
 Hashes = dict[tuple[str, str], str]
 FAILED = "(run)"
 JOBS, KILLS, RANKS = 3, 3, 2
 
 
 class Failed(Exception):
-    """A command that did not end as it should."""
+    """A command that did not end as expected."""
 
 
 def begin(
@@ -30,7 +30,7 @@ def begin(
     prepare: Callable[[], None] = lambda: None,
     **env: str,
 ) -> int:
-    """Begin commands in a fork of this process, in the folder of worlds; returns the process."""
+    """Start commands in a fork of this process, in the folder of worlds; return the process."""
     import forks
 
     with open(log, "ab") as output:
@@ -38,19 +38,19 @@ def begin(
 
 
 def wait(child: int) -> int:
-    """The exit status of a process that `begin` began, when it has ended."""
+    """Wait for a process that `begin` started, and return its exit status."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def raise_failed(code: int, log: Path) -> None:
-    """Raise `Failed` with the last line of a log, but for the exit status 0."""
+    """Raise `Failed` with the last line of a log, unless the exit status is 0."""
     if code:
         said = log.read_text(errors="replace").splitlines() or [""]
         raise Failed(f"exit {code}: {said[-1]}")
 
 
 def count_renames(folder: Path, listed: Path, last: int = 0) -> None:
-    """Note every file that gets its place in a folder; before the one of this number, die."""
+    """Count the files renamed into place in a folder; exit before the one of this number."""
     count, inside = 0, str(folder)
 
     def hook(event: str, arguments: tuple) -> None:
@@ -69,14 +69,14 @@ class Runner:
     """One case, in all ways.
 
     Attributes:
-        folder: of the case; each way has a folder in it, and the experiment is exp there.
+        folder: the folder of the case; each way has a folder in it, with the experiment in exp.
     """
 
     def __init__(self, name: str, root: Path):
         self.name, self.case, self.root, self.folder = name, CASES[name], root, root / "runs" / name
 
     def run(self) -> Hashes:
-        """What every way writes, and which ways write otherwise than the first."""
+        """Return what every way writes, and which ways differ from the first."""
         first: dict[str, str] = {}
         found: dict[str, str] = {}
         for way in (self.one, self.three, self.killed, self.ranks):
@@ -107,13 +107,13 @@ class Runner:
         self._fork("one", [self.rounds("one")], lambda: count_renames(exp, listed), begun=False)
 
     def after(self) -> None:
-        """What is made of models, of those of the first way alone."""
+        """Run the commands on the models of the first way alone."""
         out = {"EXP": str(self.exp("one")), "WORLD": self.case.world}
         out["OUT"] = str(made(self.folder / "one" / "out"))
         self._fork("one", [_filled(line, out) for line in self.case.after])
 
     def three(self) -> None:
-        """Each step a command; the last job first."""
+        """Run each step as a command; the last job first."""
         rounds = len(list(self.exp("one").glob("round_*/.done")))
         exp, commands = str(self.exp("three")), []
         for _ in range(rounds):
@@ -124,7 +124,7 @@ class Runner:
         self._fork("three", [*commands, self.rounds("three")], begun=False)
 
     def killed(self) -> None:
-        """Before the same file each time, a quarter of all further on."""
+        """Kill it before the same file each time, at every quarter."""
         listed = self.folder / "renames"
         share = max(1, len(listed.read_text()) // (KILLS + 1))
         exp = self.exp("killed")
@@ -164,7 +164,7 @@ class Runner:
         return self.folder / way / "log"
 
     def env(self, way: str) -> dict[str, str]:
-        """Noise that is the same each time, and is nobody's."""
+        """Return an environment whose noise is the same each time and under no user's key."""
         key = self.folder / way / "noise.key"
         if not key.exists():
             key.touch(0o600)
@@ -182,7 +182,7 @@ class Runner:
         prepare: Callable[[], None] = lambda: None,
         begun: bool = True,
     ) -> None:
-        """Run commands to their end, after `init` where nothing has begun."""
+        """Run commands to their end, after `init` unless the experiment has begun."""
         first = [] if begun else [init_command(self.case, self.exp(way))]
         child = begin([*first, *commands], self.root, self.log(way), prepare, **self.env(way))
         raise_failed(wait(child), self.log(way))
@@ -190,7 +190,7 @@ class Runner:
     # --- what is hashed
 
     def hashes(self, way: str) -> Iterator[tuple[str, str]]:
-        """Each file, or kind of clients' files, of a way."""
+        """Yield the hash of each file, or kind of client files, of a way."""
         parts: dict[str, list[bytes]] = {}
         names = (self.folder / way, b"RUN"), (self.root, b"ROOT")
         for path in sorted((self.folder / way).rglob("*")):
@@ -216,7 +216,7 @@ def _filled(line: str, names: dict[str, str]) -> list[str]:
     return line.split()
 
 
-# Times, hosts, versions, sums of files with times, what jobs have to themselves.
+# Times, hosts, versions, hashes of files with times, and job-local files.
 LEFT_OUT = {"log", "noise.key", "software.yaml", "sha256sums", ".done", "jobs"}
 FOLDERS_LEFT_OUT = {".locks", "ranks", "tensorboard"}
 
@@ -225,15 +225,15 @@ def is_left_out(name: Path) -> bool:
     return (
         name.name in LEFT_OUT
         or bool(FOLDERS_LEFT_OUT & set(name.parts))
-        # Cut into jobs otherwise in each way; see `messages_of`.
+        # Split into jobs differently in each way; see `messages_of`.
         or name.name.startswith("update.")
-        # With the sum of feats.scp, which has absolute paths.
+        # It has the hash of feats.scp, which has absolute paths.
         or name.match("nbest.*.yaml")
     )
 
 
 def name_of(name: Path) -> str:
-    """A file's name, all clients' as one."""
+    """Return a file's name, with all clients' names mapped to one."""
     parts = list(name.parts)
     if parts[1:2] == ["clients"] and len(parts) > 3:
         parts[2] = "*"
@@ -241,7 +241,7 @@ def name_of(name: Path) -> str:
 
 
 def without_seconds(table: bytes) -> bytes:
-    """A table without the column of that name."""
+    """Return a table without the column of that name."""
     rows = [line.split(b"\t") for line in table.splitlines()]
     if not rows or b"seconds" not in rows[0]:
         return table
@@ -250,7 +250,7 @@ def without_seconds(table: bytes) -> bytes:
 
 
 def messages_of(folder: Path) -> list[bytes]:
-    """What each client of a round sent, whichever job has it."""
+    """Return the messages of each client of a round, whichever job has them."""
     from safetensors.numpy import load_file
 
     sent = {}

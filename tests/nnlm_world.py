@@ -1,4 +1,4 @@
-"""Small neural language models, for the tests of several files."""
+"""Small neural language models, shared by several test files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = [f"w{number}" for number in range(12)]
 
 
 def sentences(number: int, seed: int) -> list[str]:
-    """A grammar in which every word has two successors."""
+    """Return sentences of a grammar in which every word has two successors."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(number):
@@ -61,7 +61,7 @@ def network(pos_enc: str | None = None, words: int = 9) -> torch.nn.Module:
 
 @torch.no_grad()
 def alone(model: torch.nn.Module, ids: list[int]) -> list[float]:
-    """ln p of each word by ESPnet's forward pass, softmax by hand over the words alone."""
+    """Compute ln p of each word by ESPnet's forward pass, with a softmax over the words alone."""
     words = model.decoder.weight.shape[0] - 1
     logits = model(torch.tensor([[words, *ids[:-1]]]), None)[0][0].double()
     found = []

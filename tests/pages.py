@@ -13,12 +13,12 @@ from commands import ROOT, Result
 from forked import forked
 
 CONTRIBUTING, OWN_CORPUS = ROOT / "CONTRIBUTING.md", ROOT / "egs" / "README.md"
-# Its section of commands that are tried with --help alone.
+# The section of commands that are only tried with --help.
 SET_UP = "Set-up and tests"
 
 
 def blocks(page: Path, heading: str = "") -> str:
-    """Return the shell blocks of a page, or of its section of a heading, as one script."""
+    """Return the shell blocks of a page, or of its section with a heading, as one script."""
     text = page.read_text(encoding="utf-8")
     if heading:
         text = text[text.index(f"\n## {heading}\n") + 1 :].partition("\n## ")[0]
@@ -26,7 +26,7 @@ def blocks(page: Path, heading: str = "") -> str:
 
 
 def make_checkout(folder: Path) -> Path:
-    """Make a checkout whose path has blanks and whose folders of recipes are its own."""
+    """Make a checkout whose path has blanks, with copies of the recipes' folders."""
     root = folder / "a checkout"
     for name in ("egs", "conf", "local"):
         ignored = shutil.ignore_patterns("data", "dump", "exp", "downloads", "*.png", "RESULTS.md")
@@ -37,7 +37,7 @@ def make_checkout(folder: Path) -> Path:
 
 
 def bash(script: str, folder: Path) -> Result:
-    """Run a script as a user types it, in bash, up to the first command that fails."""
+    """Run a script as a user would type it, in bash, up to the first command that fails."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment.pop("FEDTOOLS_PATH", None)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Common Voice without some fields, for the tests of several files."""
+"""Common Voice without some fields, shared by several test files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedtools.files.validate import validate_data_dir
 
 
 def prepare(recipe: str, *arguments: str | Path) -> Result:
-    """Run local/<recipe>/prepare.py inside this process; its modules' names others have too."""
+    """Run local/<recipe>/prepare.py in this process; recipes have modules of the same names."""
     folder = ROOT / "local" / recipe
     own = {path.stem for path in folder.glob("*.py")}
     others = {name: sys.modules.pop(name) for name in own & set(sys.modules)}
@@ -41,7 +41,7 @@ def prepare(recipe: str, *arguments: str | Path) -> Result:
 
 @contextlib.contextmanager
 def folder():
-    """A folder for one example."""
+    """Make a folder for one example."""
     path = Path(tempfile.mkdtemp())
     try:
         yield path
@@ -50,7 +50,7 @@ def folder():
 
 
 def checked(out: Path) -> dict[str, DataDir]:
-    """The data directories of a folder, each of which the validator lets pass."""
+    """Return the data directories of a folder, each of which passes the validator."""
     found = sorted(path.parent for path in out.rglob("utt2spk"))
     assert found
     for path in found:

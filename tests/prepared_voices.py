@@ -1,4 +1,4 @@
-"""Common Voice as it is prepared, for the tests of several files."""
+"""Prepared Common Voice data, shared by several test files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def prepare(*arguments: str | Path) -> Result:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Everything below a folder, hidden files too: relative path -> bytes."""
+    """Return everything below a folder, including hidden files: relative path -> bytes."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -1,4 +1,4 @@
-"""Speech Commands as it is prepared, for the tests of several files."""
+"""Prepared Speech Commands data, shared by several test files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny random pretrained models, as transformers saves them."""
+"""Tiny random pretrained models in transformers' format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import transformers
 
 
 def save_whisper(folder: Path, bins: int = 80, **changes: int) -> Path:
-    """A Whisper of three encoder layers in a folder."""
+    """Save a Whisper of three encoder layers in a folder."""
     sizes = {
         "vocab_size": 60,
         "d_model": 32,
@@ -35,9 +35,9 @@ def save_whisper(folder: Path, bins: int = 80, **changes: int) -> Path:
 def save_wave(
     folder: Path, kind: str = "Wav2Vec2", norm: str = "layer", head: str = "Model", **changes
 ) -> Path:
-    """A wav2vec 2.0, HuBERT or WavLM of three layers in a folder, with its preprocessor's config.
+    """Save a three-layer wav2vec 2.0, HuBERT or WavLM and its preprocessor's config.
 
-    Its large variant where the convolutions are normalised by `norm` "layer", the base otherwise.
+    `norm` "layer" normalises the convolutions as in the large variant, otherwise as in the base.
     """
     large = norm == "layer"
     sizes = {
@@ -69,7 +69,7 @@ def save_wave(
     return folder
 
 
-# What a Whisper of `save_tokens` writes: letters, a blank, and special tokens behind them.
+# Outputs of a Whisper of `save_tokens`: letters, a blank, and special tokens after them.
 SPELLED = [*"abcdefghijklmnopqrstuvwxyz", "Ġ"]
 MARKS = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|transcribe|>"]
 MARKS += ["<|notimestamps|>"]
@@ -77,7 +77,7 @@ IDS = {token: number for number, token in enumerate([*SPELLED, *MARKS])}
 
 
 def save_recogniser(folder: Path, multilingual: bool = False, **changes: int) -> Path:
-    """A Whisper that has tokens, in a folder."""
+    """Save a Whisper that has tokens in a folder."""
     ids = {
         "pad_token_id": IDS["<|endoftext|>"],
         "bos_token_id": IDS["<|endoftext|>"],

@@ -1,4 +1,4 @@
-"""Utterances whose footprints are taken, for the tests of several files."""
+"""Utterances for footprints, shared by several test files."""
 
 from __future__ import annotations
 

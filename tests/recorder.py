@@ -1,4 +1,4 @@
-"""Stands before fedtools on PATH, and writes down what recipes call it with."""
+"""Shadow fedtools on PATH, and record the arguments that recipes call it with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ exec {program} "$@"
 
 
 def record(folder: Path, environment: dict[str, str]) -> dict[str, str]:
-    """An environment in which every call of fedtools is listed in a folder; see `calls`."""
+    """Return an environment in which every call of fedtools is listed in a folder; see `calls`."""
     folder.mkdir(exist_ok=True)
     named = {
         "listed": folder / "calls",
@@ -28,7 +28,7 @@ def record(folder: Path, environment: dict[str, str]) -> dict[str, str]:
 
 
 def calls(folder: Path) -> dict[str, list[list[str]]]:
-    """Command -> what it was called with, each time."""
+    """Return command -> the arguments of each call."""
     found: dict[str, list[list[str]]] = {}
     for line in (folder / "calls").read_text().splitlines():
         name, *words = line.removesuffix("\t").split("\t")

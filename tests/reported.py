@@ -1,4 +1,4 @@
-"""Experiments to report on, and what is in a page, for the tests of several files."""
+"""Experiments to report on, and helpers that read a page, shared by several test files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ clients: 3
 
 
 def write_state(experiment: Experiment, number: int) -> None:
-    """What the server sends in a round: here any content does."""
+    """Write the state that the server sends in a round, with arbitrary content."""
     experiment.round(number).path.mkdir(exist_ok=True)
     experiment.round(number).global_state.write_text(f"state {number}")
 
@@ -47,10 +47,10 @@ def make_experiment(
     server_epochs: float = 0,
     drop: float = 1,
 ) -> Path:
-    """An experiment of three clients and four rounds; each time `size` bytes down, `up` bytes up.
+    """Make an experiment of three clients and four rounds, with `size` bytes down, `up` bytes up.
 
     Args:
-        up: as many as down, if it is None.
+        up: bytes up; `size` if None.
     """
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(CONFIG)

@@ -1,4 +1,4 @@
-"""Rescored N-best lists of simulated talk, for the tests of several files."""
+"""Rescored N-best lists of simulated speech, shared by several test files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CLIENTS = ("ann", "bob", "cat")
 def make_stream(
     folder: Path, utterances: int = 12, hypotheses: int = 4, seed: int = 0, timed: bool = True
 ) -> Path:
-    """Clients say three words at a time, the first hypotheses err at times; names are in no order.
+    """Make unsorted utterances of three words, some with wrong first hypotheses.
 
-    Each client has words of its own, and all have words in common, that the background lacks.
+    Each client has words of its own, and all share words that the background lacks.
     """
     random = np.random.default_rng(seed)
     vocabulary = Vocabulary(["</s>", "<unk>", *WORDS])

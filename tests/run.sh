@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every test; sets up what they need, the first time. Arguments go to pytest:
+# Runs all tests; installs their requirements the first time. Arguments are passed to pytest:
 #
 #   tests/run.sh                              all tests, on two cores
 #   tests/run.sh tests/test_score.py -k wer   some
@@ -9,7 +9,7 @@ cd "$root"
 export LC_ALL=C
 . utils/environment.sh
 
-# Once. In an environment of the user's own, any version will do, and pip only adds what is missing.
+# Once. In a user's own environment any version is accepted, and pip only adds missing packages.
 missing=$(
     python3 - tests/requirements.txt "$root/.venv" <<'PYTHON'
 import sys
@@ -39,6 +39,6 @@ fi
 # Threads that spin while they wait take the cores from the other worker: a test in double precision
 # took 29 seconds of processor time on a busy machine, and takes 4.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-# A file's tests share what is expensive, and so a process. What is skipped is said, with the reason.
+# Tests of a file share expensive fixtures, and so a process. Skipped tests are listed with reasons.
 [[ $# -gt 0 ]] || set -- -n 2 --dist loadfile --no-loadscope-reorder --durations=20 -rs
 exec python3 -m pytest "$@"

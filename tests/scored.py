@@ -1,4 +1,4 @@
-"""Transcripts to score, and NIST's scorer, for the tests of several files."""
+"""Transcripts to score, and NIST's scorer, shared by several test files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ needs_sclite = pytest.mark.skipif(
 def write_data(
     folder: Path, rows: list[tuple[str, str, str, str, str]], clients: bool = True
 ) -> tuple[Path, Path]:
-    """(utterance, speaker, client, reference, hypothesis) rows -> data directory, hypotheses."""
+    """Write (utterance, speaker, client, reference, hypothesis) rows; return data, hypotheses."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = sorted(rows)
     tables = {"text": 3, "utt2spk": 1, "hyp": 4} | ({"utt2client": 2} if clients else {})

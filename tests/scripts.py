@@ -1,4 +1,4 @@
-"""Scripts of a recipe's local/ folder, run inside this process: no second import of torch."""
+"""Scripts of a recipe's local/ folder, run in this process without a second import of torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from conftest import ROOT, Result
 
 LOCAL = ROOT / "local" / "speechcommands"
-# A script finds the modules beside it, and so do the tests of these modules.
+# A script finds the modules in its folder, and so do the tests of these modules.
 sys.path.append(str(LOCAL))
 
 
 def script(name: str, *arguments: str | Path) -> Result:
-    """Run local/speechcommands/<name> with arguments, as a command line of its own."""
+    """Run local/speechcommands/<name> with arguments, like a command line."""
     out, err, code, argv = io.StringIO(), io.StringIO(), 0, sys.argv
     sys.argv = [str(LOCAL / name), *map(str, arguments)]
     try:

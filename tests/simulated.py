@@ -88,7 +88,7 @@ def config_file(path: Path, **changes: dict) -> Path:
 
 
 def one_speaker_each(path: Path) -> Path:
-    """`simulated.data_dir`, whose clients are models of the speakers."""
+    """Write `simulated.data_dir`, whose clients are models of the speakers."""
     data = DataDir.read(path)
     data.utt2spk = {utt: client[:3] for utt, client in data.utt2client.items()}
     data.write()

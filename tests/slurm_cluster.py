@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "sinfo")
-# Where Debian has the daemons, which is not on everybody's PATH.
+# Debian's directories of the daemons, which are not on every user's PATH.
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 PATIENCE = 60.0
 
-# Two nodes of four cores, whatever this machine has: no job is bound to a core. No accounting, and
+# Two nodes of four cores, whatever this machine has: jobs are not bound to cores. No accounting;
 # processes are tracked by their parents, which needs no cgroups.
 CONFIG = """\
 ClusterName=test
@@ -47,7 +47,7 @@ PartitionName=all Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
 
 
 def why_not() -> str:
-    """Why no cluster can be started here; empty if one can."""
+    """Return why no cluster can be started here; empty if one can."""
     lacking = [name for name in PROGRAMS if not shutil.which(name, path=PATH)]
     if lacking:
         return f"no {', '.join(lacking)} here (Debian: apt-get install slurm-wlm munge)"
@@ -55,7 +55,7 @@ def why_not() -> str:
 
 
 def free_ports(number: int) -> list[int]:
-    """TCP ports that nobody listens on."""
+    """Return free TCP ports."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for one in sockets:
@@ -65,8 +65,8 @@ def free_ports(number: int) -> list[int]:
 
 @contextlib.contextmanager
 def slurm_cluster() -> Iterator[dict[str, str]]:
-    """Start a cluster, and end it with all that it runs; the environment in which to use it."""
-    # Not pytest's folder: munged wants one that everybody may enter, and a short name.
+    """Start a cluster, yield its environment, and end it with all its processes."""
+    # Not in pytest's folder: munged requires one that is accessible to all users, and a short name.
     folder = Path(tempfile.mkdtemp(prefix="slurm."))
     folder.chmod(0o755)
     (folder / "state").mkdir()
@@ -95,7 +95,7 @@ def slurm_cluster() -> Iterator[dict[str, str]]:
 
 
 def start(folder: Path, environment: dict[str, str], *command: str) -> subprocess.Popen:
-    """Start a daemon, which ends when this process does, and which writes into a log."""
+    """Start a daemon that ends with this process and writes into a log."""
     with open(folder / f"{command[0]}.{command[-1].rpartition('/')[2]}.out", "wb") as output:
         return subprocess.Popen(
             ["setpriv", "--pdeathsig", "TERM", *command],
@@ -109,7 +109,7 @@ def start(folder: Path, environment: dict[str, str], *command: str) -> subproces
 
 
 def idle_nodes(environment: dict[str, str]) -> list[str]:
-    """The nodes that would take a job."""
+    """Return the nodes that would take a job."""
     listed = subprocess.run(
         ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"],
         env={**os.environ, **environment},
@@ -121,7 +121,7 @@ def idle_nodes(environment: dict[str, str]) -> list[str]:
 
 
 def wait_for(folder: Path, condition) -> None:
-    """Wait for a step of the start; what the daemons have said, if it does not come."""
+    """Wait for a step of the start; fail with the daemons' logs if it does not come."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > deadline:
@@ -131,9 +131,9 @@ def wait_for(folder: Path, condition) -> None:
 
 
 def end(config: str) -> None:
-    """Kill every process of the cluster: daemons, jobs and whoever waits for them.
+    """Kill every process of the cluster: daemons, jobs and processes that wait for them.
 
-    Jobs are no children of this process, but all of them have inherited SLURM_CONF.
+    Jobs are not children of this process, but all of them have inherited SLURM_CONF.
     """
     deadline = time.monotonic() + PATIENCE
     while found := processes(config):
@@ -145,7 +145,7 @@ def end(config: str) -> None:
 
 
 def processes(config: str) -> list[int]:
-    """Every running process whose environment names the configuration file."""
+    """Return every running process whose environment names the configuration file."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

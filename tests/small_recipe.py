@@ -1,4 +1,4 @@
-"""A recipe that trains a list of keyword experiments, for the tests of several files."""
+"""A recipe that trains a list of keyword experiments, shared by several test files."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ echo all done
 
 
 def make_recipe(folder: Path, world: Path, commands: str = "train_cmd=utils/run.py") -> Path:
-    """Write run.sh and what it sources, in a folder whose name may have blanks.
+    """Write run.sh and the files it sources, in a folder whose name may have blanks.
 
     Args:
-        world: of `keyword_world.make_world`.
-        commands: of cmd.sh.
+        world: the result of `keyword_world.make_world`.
+        commands: the content of cmd.sh.
     """
     folder.mkdir(exist_ok=True)
     (folder / "utils").symlink_to(UTILS)
@@ -43,7 +43,7 @@ def make_recipe(folder: Path, world: Path, commands: str = "train_cmd=utils/run.
 
 
 def listed(world: Path, name: str, after: str, *more: str) -> str:
-    """A line for waves.py: exp/NAME trains two rounds of FedAvg."""
+    """Return a line for waves.py: exp/NAME trains two rounds of FedAvg."""
     words = [f"exp/{name}", after, "--method", "fedavg", "--set", "rounds=2"]
     words += ["--data", f"train={world / 'train'}", "--data", f"test={world / 'test'}", *more]
     return "\t".join(words) + "\n"

@@ -1,4 +1,4 @@
-"""SplitMix64, for the tests of several files."""
+"""SplitMix64, shared by several test files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MASK = 2**64 - 1
 
 
 def split_mix(seed: int, round: int, total: int) -> list[int]:
-    """The numbers of a round's clients, by SplitMix64 as its authors' C code has it."""
+    """Return the random numbers of a round's clients, by SplitMix64 as in its authors' C code."""
     digest = hashlib.sha256(json.dumps([seed, "sample", round]).encode()).digest()
     state, numbers = int.from_bytes(digest[:8], "big"), []
     for _ in range(total):

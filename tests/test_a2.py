@@ -1,4 +1,4 @@
-"""Attack A2 by its command: on models that clients sent, in which a truth is planted."""
+"""Attack A2 by its command: on client updates with a planted speaker direction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from conftest import inside
 from updates_world import begin, data_with_constants, plant, speakers
 
-from fedtools.attack.a2 import Look, Side, _part
+from fedtools.attack.a2 import A2Setup, Side, _part
 from fedtools.attack.defences import defended
 from fedtools.attack.knowledge import ATTACKERS
 from fedtools.attack.options import A2
@@ -36,7 +36,7 @@ Change = Callable[[str, State], State]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two experiments of other people from one beginning, and speech of anybody."""
+    """Make two experiments of other speakers with one initial model, and speech of any speaker."""
     root = tmp_path_factory.mktemp("a2")
     data_with_constants(root / "exp_train", CLIENTS, 1)
     begin(root, "exp")
@@ -54,7 +54,7 @@ def direction(key: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def moved(start: State, amount: Callable[[str, tuple[int, ...]], np.ndarray]) -> State:
-    """A change of all that is trained; statistics of BatchNorm stay as they were."""
+    """Return a change of all trained tensors; statistics of BatchNorm are unchanged."""
     return {
         name: 0 * value if "running" in name else amount(name, value.shape)
         for name, value in start.items()
@@ -62,7 +62,7 @@ def moved(start: State, amount: Callable[[str, tuple[int, ...]], np.ndarray]) ->
 
 
 def planted(kind: str) -> Change:
-    """Changes with a direction of the speaker, of the talk, or of neither, and less noise."""
+    """Return changes with a direction of the speaker, the talk or neither, and less noise."""
 
     def change(client: str, start: State) -> State:
         key = {"speaker": client[:3], "channel": client[:5], "nothing": client}[kind]
@@ -77,7 +77,7 @@ def planted(kind: str) -> Change:
 
 
 def changed(world: Path, folder: Path, change: Change) -> list[Path]:
-    """Copies of both experiments whose clients have sent changes of one's own."""
+    """Copy both experiments with planted client updates."""
     paths = [shutil.copytree(world / name, folder / name) for name in ("known", "exp")]
     for path in paths:
         plant(path, change)
@@ -96,7 +96,7 @@ def tells_nothing(row: dict[str, str]) -> bool:
 
 @pytest.mark.parametrize("kind", ["speaker", "channel", "nothing"])
 def test_planted_speakers_are_found_and_others_are_not(world, tmp_path, kind):
-    """Same and other recordings of a speaker apart, against the same trials of other speakers."""
+    """Planted directions separate a speaker's recordings from trials of other speakers."""
     rows = run(world, changed(world, tmp_path, planted(kind)), tmp_path / "out")
     found = {(row["scores"], row["trials"]): row for row in rows}
     assert list(dict.fromkeys(row["scores"] for row in rows)) == WAYS
@@ -112,7 +112,7 @@ def test_planted_speakers_are_found_and_others_are_not(world, tmp_path, kind):
             elif kind == "nothing" or trials == "other":
                 assert tells_nothing(row), (way, trials, row)
             elif way.startswith("cosine"):
-                # PLDA has learnt from pairs of two talks that nothing is to be found in.
+                # PLDA has learnt from pairs of two talks without a shared direction.
                 assert float(row["EER%"]) < 15, (way, trials)
         row = found[way, "easy"]
         assert (row["Cllr"] == "-") == way.startswith("cosine")
@@ -121,10 +121,10 @@ def test_planted_speakers_are_found_and_others_are_not(world, tmp_path, kind):
 
 
 def test_the_network_has_not_seen_whom_plda_learns_from(world, tmp_path):
-    """Other models of theirs change no embedding of anybody else, others' change all."""
+    """Other models of PLDA's training speakers change only their own embeddings."""
 
     def embeddings(name: str, others: set[str]) -> dict[str, np.ndarray]:
-        """Of models of nothing, but of some people's, which are of their channels."""
+        """Return unchanged models' embeddings, except of some speakers, which show channels."""
 
         def change(client: str, start: State) -> State:
             return planted("channel" if client[:3] in others else "nothing")(client, start)
@@ -146,7 +146,7 @@ def test_the_network_has_not_seen_whom_plda_learns_from(world, tmp_path):
 
 
 def test_models_that_run_to_no_numbers_are_refused_by_name(world, tmp_path):
-    """Their weights are finite. Of those known too few may be left."""
+    """Models with finite weights but non-finite activations are refused by name."""
     out, few = tmp_path / "out", ("--set", "a2.epochs=1")
     run(world, [world / "known", world / "exp"], out, *few)
     lines = (out / "a2.h2.scp").read_text().splitlines()
@@ -173,7 +173,7 @@ def test_models_that_run_to_no_numbers_are_refused_by_name(world, tmp_path):
 
 
 def test_who_knows_the_defence_sees_more(world, tmp_path):
-    """Where what is kept back shows most of a speaker, who learns from whole models looks there."""
+    """An attacker who knows the defence trains on whole models and sees more."""
 
     def change(client: str, start: State) -> State:
         def amount(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -198,7 +198,7 @@ def test_who_knows_the_defence_sees_more(world, tmp_path):
     for way in WAYS[:2]:
         costs = [float(found[one, way]["Cllr"]) for one in ATTACKERS]
         assert costs[0] > costs[1] > 1 > 0.6 > costs[2]
-    # What each has enrolled: whole models, those that were sent, and the same by a new network.
+    # Enrolled models of each attacker: whole ones, sent ones, and sent ones by a new network.
     seen = {one: dict(kaldiio.load_scp(str(out / f"a2.h2.{one}.scp")).items()) for one in ATTACKERS}
     for client in CLIENTS:
         assert not np.array_equal(seen["ignorant"][client], seen["lazy-informed"][client])
@@ -206,19 +206,19 @@ def test_who_knows_the_defence_sees_more(world, tmp_path):
         assert np.array_equal(seen["ignorant"][key], seen["lazy-informed"][key])
         assert not np.array_equal(seen["ignorant"][key], seen["semi-informed"][key])
     assert (out / "a2.h2.semi-informed.other").exists()
-    # Without it, nothing of the three is left.
+    # Without it, none of the three finds anything.
     run(world, paths, out, "--set", "a2.epochs=1", "--defence", "none")
     assert {row["attacker"] for row in read_tsv(out / "a2.h2.tsv", COLUMNS)} == {"-"}
     assert not [path.name for path in out.iterdir() if "informed" in path.name]
 
 
 def test_those_known_are_in_no_mean_with_those_under_attack(world):
-    """Nor with those that the network is trained on, if they are of the others."""
+    """Means are over models of one experiment and part, never over known and attacked ones."""
     known, attacked = (Federation(world / name) for name in ("known", "exp"))
-    look = Look()
+    setup = A2Setup()
     with known.settings():
         sides = [
-            Side.open(one, sound_victims(one, [1]), world / "indicator", look, 2)
+            Side.open(one, sound_victims(one, [1]), world / "indicator", setup, 2)
             for one in (known, attacked)
         ]
         some = {name[:3] for name in KNOWN[:20]}
@@ -233,7 +233,7 @@ def test_those_known_are_in_no_mean_with_those_under_attack(world):
         rows = np.stack([states[name] for name in names])
         for name, state in of.states(names[:4]):
             seen = flat(state)
-            # The mean of its own and two others of the same experiment, and the same part.
+            # The mean of its own and two other models of the same experiment and part.
             weights, *_ = np.linalg.lstsq(rows.T, seen, rcond=None)
             chosen = [names[index] for index in np.flatnonzero(weights > 0.2)]
             assert len(chosen) == 3 and name in chosen
@@ -252,7 +252,7 @@ def state_of(federation: Federation, client: str) -> np.ndarray:
 
 
 def test_people_are_dealt_whole(tmp_path):
-    """Both talks of a person to one part; those with two models in the same share as all."""
+    """Both talks of a speaker are in one part; speakers with two models are in equal shares."""
     speakers_of, people = {}, {}
     for number in range(40):
         for talk in ("a", "b"):
@@ -279,7 +279,7 @@ def test_people_are_dealt_whole(tmp_path):
 
 
 def test_models_with_an_update_in_common_are_in_no_trial(world, tmp_path):
-    """Of an ignorant attacker, those whose enrolled model is in the mean that is tested."""
+    """Models that share an update are in no trial of an ignorant attacker."""
     paths = [world / "known", world / "exp"]
     run(world, paths, tmp_path, "--set", "a2.epochs=1", "--defence", "mean=2")
     attacked = Federation(world / "exp")

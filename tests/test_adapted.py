@@ -33,7 +33,7 @@ TDNN = {
 }
 FAST = TRAINING | {"optim_conf": {"lr": 0.01}, "scheduler": None, "scheduler_conf": {}}
 ADAPT = {"rank": 2, "targets": ["*linear_q", "*linear_v"]}
-# Of two layers, each of two 16 x 16 matrices.
+# Two layers, each of two 16 x 16 matrices.
 LORA = [
     f"encoder.encoders.{block}.self_attn.{layer}.{name}"
     for block in (0, 1)
@@ -45,7 +45,7 @@ HEAD = ["ctc.ctc_lo.bias", "ctc.ctc_lo.weight"]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Data, and a model that has been trained on them."""
+    """Make data, and a model that has been trained on them."""
     root = asr_world.make_world(tmp_path_factory.mktemp("adapted"))
     for name, model in (("conformer", MODEL), ("tdnn", TDNN)):
         simulated.config_file(root / f"{name}.yaml", model=model, training=FAST)
@@ -61,7 +61,7 @@ def start(world: Path, name: str = "conformer") -> tuple[str, ...]:
 
 
 def adapted(world: Path, path: Path, how: dict, *more: str, method="fedavg", base="conformer"):
-    """An experiment that adapts a model."""
+    """Make an experiment that adapts a model."""
     model = (MODEL if base == "conformer" else TDNN) | {"adapt": how}
     config = path.parent / f"{path.name}.yaml"
     simulated.config_file(config, model=model, training=FAST)
@@ -111,7 +111,7 @@ def test_only_what_is_trained_is_kept_and_sent(world, tmp_path):
     down = size_of(path / "round_0001/global.safetensors")
     assert [int(row["bytes_down"]) for row in rows if row["round"] == "1"] == [down] * 3
     assert 4 * trained < down < 4 * trained + 2000
-    # Both ways to run the same rounds.
+    # Run the same rounds in both ways.
     again = tmp_path / "again"
     adapted(world, again, ADAPT, *start(world)).ok()
     for number in (1, 2):
@@ -125,7 +125,7 @@ def test_only_what_is_trained_is_kept_and_sent(world, tmp_path):
 
 
 def model_after(path: Path, world: Path, number: int, model: dict = MODEL):
-    """ESPnet's own model with the base's tensors and the adapters' products, made here."""
+    """Return ESPnet's model with the base's tensors plus the adapters' products, computed here."""
     state = load_file(path / "base.safetensors")
     found = load_file(path / "init.safetensors") | state_of(path, number)
     for name in list(found):
@@ -140,7 +140,7 @@ def model_after(path: Path, world: Path, number: int, model: dict = MODEL):
 
 
 def measured_loss(path: Path, client: str) -> float:
-    """What `fedtools rounds --to 2 --evaluate valid` found of a client."""
+    """Return a client's losses from `fedtools rounds --to 2 --evaluate valid`."""
     rows = (line.split("\t") for line in (path / "evaluate_valid.tsv").read_text().splitlines())
     (row,) = [row for row in rows if row[:2] == ["2", client]]
     return float(row[3])
@@ -166,7 +166,7 @@ def test_each_way_to_combine(world, tmp_path, combine):
         assert down[2] > size + 4 * 4 * 16 * 16
     told = 2 if combine in ("svd", "residual") else 0
     assert said.count("% of the mean of the adapters") == told
-    # What clients sent in round 2, as the dense mean of what they had made of the base's weights.
+    # The clients' updates of round 2 are averaged as dense changes of the base's weights.
     update, start_of = sent(path, 2), load_file(path / "init.safetensors") | state_of(path, 2)
     after = load_file(path / "init.safetensors") | state_of(path, 3)
     for stem in (name.removesuffix(".lora_b") for name in LORA if name.endswith("lora_b")):
@@ -185,7 +185,7 @@ def test_each_way_to_combine(world, tmp_path, combine):
             np.testing.assert_allclose(ours, best, rtol=0, atol=1e-5 * scale)
         else:
             assert np.abs(ours - dense).max() > 1e-3 * scale
-    # The model that is measured is that of the merged weights.
+    # The measured model is that of the merged weights.
     batch = asr_world.batch_of(world, "valid", "au")
     plain = model_after(path, world, 3)
     with torch.no_grad():
@@ -324,7 +324,7 @@ def test_statistics_of_what_is_frozen_stay(world, tmp_path):
     model = build_model(config, tokens_of(world), base=world / "conformer.safetensors").train()
     before = {name: value.clone() for name, value in model.named_buffers()}
     batch = asr_world.batch_of(world, "train", "en")
-    # Without SpecAugment, which works as in training.
+    # SpecAugment is removed, since it stays random in training mode.
     model.specaug = None
     found, again = (outputs(model, batch)[0] for _ in range(2))
     assert torch.equal(found, again)
@@ -430,7 +430,7 @@ def test_clients_that_train_as_a_stack(tmp_path, combine):
         ours = after[f"{stem}.lora_b"].astype("f8") @ after[f"{stem}.lora_a"].astype("f8")
         scale = np.abs(dense).max()
         if combine == "residual":
-            # A delta of every layer, which the round before has made.
+            # A delta of every layer, made by the previous round.
             given = before[f"{stem}.lora_delta"]
             assert np.abs(given).max() > 1e-3 * scale > 0
             dense, ours = dense + given, ours + after[f"{stem}.lora_delta"]
@@ -475,5 +475,5 @@ def test_newcomers_begin_with_adapters(world, tmp_path):
     inside("rounds", tmp_path / "new").ok()
     one, other = (x / "base.safetensors" for x in (path, tmp_path / "new"))
     assert one.read_bytes() == other.read_bytes()
-    # What is not theirs alone stays as it was.
+    # The shared part is unchanged.
     assert sorted(state_of(tmp_path / "new", 2)) == HEAD

@@ -19,7 +19,7 @@ UP = {f"{layer}.lora_{name}" for layer in ("first", "pointwise.0") for name in "
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Clips, and a network that has been trained on them."""
+    """Make clips, and a network that has been trained on them."""
     root = keyword_world.make_world(tmp_path_factory.mktemp("world"))
     path = keyword_world.begin(root, root / "base", "centralized", "rounds=2")
     inside("rounds", path).ok()
@@ -65,7 +65,7 @@ def test_only_what_is_trained_is_kept_and_sent(world, tmp_path):
     rows = [row for row in ledger(path) if row["client"] != "-"]
     assert all(row["status"] == "ok" for row in rows)
     assert {int(row["bytes_up"]) for row in rows} == {4 * trained}
-    # Before training it is the base that is measured.
+    # Before training, the base is measured.
     plain = world / "base"
     inside("evaluate", plain, "--split", "test").ok()
     begun, last = (
@@ -73,7 +73,7 @@ def test_only_what_is_trained_is_kept_and_sent(world, tmp_path):
         for one in (path, plain)
     )
     assert [row[1:] for row in begun if row[0] == "0"] == [row[1:] for row in last if row[0] == "2"]
-    # Step by step, of two jobs, and each client for itself.
+    # Step by step, in two jobs, and each client alone.
     again = tmp_path / "again"
     begin(world, again, SETTING, "training.stack=1").ok()
     inside("sample", again, "--round", "1", "--nj", "2").ok()

@@ -1,4 +1,4 @@
-"""Adapters of keyword networks, whose layers have a client dimension themselves."""
+"""Adapters of keyword networks, whose layers have a client dimension."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config_of(network: str) -> dict:
 
 
 def base_of(network: str, folder: Path) -> tuple[Path, Network]:
-    """A network that has been trained, of one client, and its file."""
+    """Return a trained network of one client, and its file."""
     plain = build_network(config_of(network), CLASSES, "x").eval()
     with torch.no_grad():
         for name, value in plain.state_dict().items():
@@ -69,7 +69,7 @@ def stir(model: nn.Module) -> None:
 
 
 def dense(base: Network, state: dict[str, Tensor], client: int) -> dict[str, Tensor]:
-    """A client's tensors of the base's names, with the adapters' products, made here."""
+    """Return a client's tensors by the base's names, with the adapters' products, computed here."""
     found = {name: value[0] for name, value in base.state_dict().items()}
     found |= {name: value[client] for name, value in state.items() if "lora" not in name}
     for stem in (name.removesuffix(".lora_b") for name in state if name.endswith("lora_b")):
@@ -84,7 +84,7 @@ def dense(base: Network, state: dict[str, Tensor], client: int) -> dict[str, Ten
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_stack_is_as_its_clients_merged_networks(tmp_path, network, way):
-    """Whose oracle is of torch's own layers."""
+    """A stack equals its clients' merged networks, by an oracle of torch's own layers."""
     path, base = base_of(network, tmp_path)
     stack = adapted(network, WAYS[way], path, 3)
     clips = torch.randn(3, 2, 98, 40)
@@ -152,7 +152,7 @@ def test_what_is_trained(tmp_path):
         "first",
         *(f"convolutions.{number}" for number in range(3)),
     }
-    # Where linear layers match, convolutions are not meant; recurrent layers never are.
+    # Patterns for linear layers exclude convolutions; recurrent layers are never adapted.
     assert {name.rpartition(".")[0] for name in low["mhattrnn"]} == {"query", "key"}
     assert "recurrent.0.bias_ih" in names["mhattrnn", "bias"]
     assert {"token", "places"} <= names["transformer", "full"]
@@ -193,7 +193,7 @@ def test_a_head_of_kind_none_is_not_trained(tmp_path):
 
 
 def bytes_of(*models: nn.Module) -> int:
-    """The memory of all their tensors, each piece once."""
+    """Return the memory of all their tensors, each storage counted once."""
     tensors = [value for model in models for value in [*model.parameters(), *model.buffers()]]
     pieces = {value.untyped_storage().data_ptr(): value.untyped_storage() for value in tensors}
     return sum(piece.nbytes() for piece in pieces.values())

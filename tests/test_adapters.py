@@ -36,7 +36,7 @@ CONFORMER = {
 TARGETS = {
     "whisper": ("*.q_proj", "*.v_proj", "*.fc1"),
     "conformer": ("*linear_q", "*.w_?"),
-    # peft's adapter of a convolution of groups, or with dilation, is another product.
+    # peft's adapter of a convolution with groups or dilation is another product.
     "convolutions": ("images.*", "rows.?"),
 }
 
@@ -68,7 +68,7 @@ class Convolutions(nn.Module):
 
 
 def encoder_of(kind: str, folder: Path) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A frozen model's encoder, float64, and a batch for it with padding."""
+    """Return a frozen model's encoder, float64, and a batch for it with padding."""
     torch.manual_seed(3)
     if kind == "whisper":
         whole = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
@@ -84,7 +84,7 @@ def encoder_of(kind: str, folder: Path) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def stir(model: nn.Module) -> None:
-    """Change what is trained: B is 0 at first."""
+    """Change the trained parameters, since B is 0 at first."""
     with torch.no_grad():
         for value in model.parameters():
             value.add_(0.1 * torch.randn_like(value))
@@ -126,7 +126,7 @@ def test_outputs_and_gradients_are_those_of_peft(folder, kind):
             assert grad.abs().max() > 1e-6
             wanted = side["default"].weight.grad.flatten(1)
             torch.testing.assert_close(grad, wanted, rtol=1e-10, atol=1e-10)
-    # Merged: the model as it was, with other weights.
+    # Merged: the same model with other weights.
     state = merged(ours)
     assert state.keys() == base.state_dict().keys() | {n for n, _ in base.named_buffers()}
     base.load_state_dict({name: state[name] for name in base.state_dict()})
@@ -148,7 +148,7 @@ def test_a_convolution_is_a_linear_layer_of_what_its_kernels_see(sides, groups, 
     stir(model)
     down, up = (dict(model.named_parameters())[f"0.lora_{name}"] for name in "ab")
     assert down.shape == (RANK, 4 // groups * math.prod(side)) and up.shape == (6, RANK)
-    # Of a single dimension as images of a single row.
+    # One dimension as images of a single row.
     images, kernel, around = values, side, (1, 1)
     if sides == 1:
         images, kernel, around = values[:, :, None], (1, *side), (0, 1)
@@ -162,7 +162,7 @@ def test_a_convolution_is_a_linear_layer_of_what_its_kernels_see(sides, groups, 
 
 
 def test_all_of_a_model_is_trained_as_without_adapters():
-    """Also layers in a layer that has parameters itself, as the conformer's attention."""
+    """Full training includes layers within a layer with parameters, like conformer attention."""
     ours, batch = encoder_of("conformer", Path())
     plain = copy.deepcopy(ours)
     adapt(ours, Adapt(kind="full"), None)
@@ -175,7 +175,7 @@ def test_all_of_a_model_is_trained_as_without_adapters():
         torch.testing.assert_close(grad, value.grad, rtol=1e-10, atol=1e-10)
     assert count(ours) == (sum(one.numel() for one in plain.parameters()),) * 2
     assert merged(ours).keys() == plain.state_dict().keys()
-    # Such a layer's parameters cannot be every client's own.
+    # Such a layer's parameters cannot be client-specific.
     with pytest.raises(ValueError, match=r"pos_bias_u belongs to no layer that a stack can train"):
         adapt(plain, Adapt(kind="full"), 2)
 
@@ -226,7 +226,7 @@ def test_a_stack_is_its_clients_one_by_one(folder, how):
         alone.square().sum().backward()
         for name, value in one.named_parameters():
             torch.testing.assert_close(value.grad[0], whole[name][client], rtol=1e-9, atol=1e-10)
-    # The first clients alone, as when the others have taken their steps.
+    # The first clients alone, as after the other clients' last steps.
     torch.testing.assert_close(stack(clips[:2]), found[:2], rtol=0, atol=1e-10)
 
 
@@ -266,7 +266,7 @@ def test_whisper_has_its_tied_embedding_once(folder):
     config = {"network": "hf", "path": str(folder), "criterion": "seq2seq"}
     model = build_model(config | {"adapt": {"kind": "full"}}, [])
     whole = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
-    # The encoder's table of sines is no parameter that anybody trains.
+    # The encoder's table of sines is not a trained parameter.
     sines = whole.model.encoder.embed_positions.weight.numel()
     assert count(model) == (whole.num_parameters() - sines, whole.num_parameters())
     embeddings = [one for one in model.state_dict() if "embed_tokens" in one or "proj_out" in one]
@@ -278,7 +278,7 @@ def test_what_is_trained_is_counted(folder):
     encoder = WhisperEncoder(whole.model.encoder)
     size = sum(value.numel() for value in encoder.parameters())
     adapt(encoder, Adapt(rank=2, targets=("*.fc1",), also=("*.self_attn_layer_norm.*",)), None)
-    # Of three layers: from 32 to 64 values, and two vectors of 32.
+    # Three layers: from 32 to 64 values, and two vectors of 32.
     low, also = 3 * 2 * (32 + 64), 3 * 2 * 32
     assert count(encoder) == (low + also, size + low)
 

@@ -1,4 +1,4 @@
-"""Aggregation: the brute-force mean, bit for bit, whatever the files look like."""
+"""Aggregation equals the brute-force mean, bit for bit, for any layout of files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHAPES = {
 
 
 def random_states(number: int, spec: dict, seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
-    """Values of very different sizes, so that another order of summation has other bits."""
+    """Return values of very different sizes, so that another order of summation changes bits."""
     random = np.random.default_rng(seed)
     return {
         f"c{client:03}": {
@@ -63,7 +63,7 @@ def send(folder, states: dict, spec: dict, jobs: list[list[str]]):
 
 
 def brute_force(states: dict, weights: list[float], spec: dict) -> dict[str, np.ndarray]:
-    """One client after the other, in float64, as the docstring promises."""
+    """Average one client after the other, in float64, as the docstring specifies."""
     scaled = [weight / max(weights) for weight in weights]
     means = {}
     for name, (shape, kind) in spec.items():
@@ -75,7 +75,7 @@ def brute_force(states: dict, weights: list[float], spec: dict) -> dict[str, np.
 
 
 def cut(clients: list[str], data) -> list[list[str]]:
-    """Any division into jobs, in any order, also one that does not keep neighbours together."""
+    """Divide clients into jobs, in any order, which need not keep neighbours together."""
     shuffled = data.draw(st.permutations(clients)) if data.draw(st.booleans()) else clients
     ends = sorted(data.draw(st.sets(st.integers(1, len(clients)), max_size=4)) | {len(clients)})
     return [list(shuffled[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
@@ -101,7 +101,7 @@ def test_it_is_the_brute_force_mean_for_any_jobs(tmp_path_factory, number, chunk
     )
     messages = send(folder, states, spec, cut(list(states), data))
     with pytest.MonkeyPatch.context() as patch:
-        # Small tensors then meet every border that large ones meet.
+        # So that small tensors cross the same block boundaries as large ones.
         patch.setattr(aggregate, "_CHUNK", chunk)
         patch.setattr(aggregate, "_LONG", 16)
         assert combine(messages, weights, folder / "mean", spec) == []
@@ -219,7 +219,7 @@ def test_files_that_change_after_they_were_checked(tmp_path):
         for client in ("c002", "c003")
     ]
     assert combine(messages, [1] * 4, tmp_path / "mean", SHAPES) == expected
-    # Another file of the very same bytes, a link to one, and what would be waited for.
+    # Another file of the very same bytes, a link to one, and a FIFO that would block.
     path.unlink()
     assert combine(messages, [1] * 4, tmp_path / "mean", SHAPES) == expected
     messages = send(tmp_path, states, SHAPES, [list(states)[:2], list(states)[2:]])
@@ -297,7 +297,7 @@ MODEL = {"bias": ((9,), "float32"), "deep": ((4, 5, 6), "float32"), "double": ((
 
 
 def around(folder, norms, seed=0, spec=MODEL) -> tuple[dict, dict]:
-    """A model, written as folder/base, and updates of it that have these norms in all."""
+    """Write a base model folder/base, and updates of it with these total norms."""
     random = np.random.default_rng(seed)
 
     def draw(scale=1.0):
@@ -318,7 +318,7 @@ def around(folder, norms, seed=0, spec=MODEL) -> tuple[dict, dict]:
 
 
 def split(states, number) -> list[list[str]]:
-    """Neighbours apart: client after client into the next job."""
+    """Separate neighbours: deal clients to jobs in turn."""
     return [list(states)[job::number] for job in range(number)]
 
 
@@ -357,7 +357,7 @@ def test_an_update_far_too_long_is_refused_and_the_mean_is_the_others(tmp_path, 
 )
 @settings(max_examples=30, deadline=None)
 def test_honest_clients_that_differ_are_all_taken(tmp_path_factory, norms, scale):
-    """The shortest and the longest of them are a factor of 50 apart."""
+    """Norms of honest clients may differ by a factor of 50."""
     folder = tmp_path_factory.mktemp("round")
     spec = {"a": ((40,), "float64")}
     _, states = around(folder, [norm * scale for norm in norms], spec=spec)
@@ -378,7 +378,7 @@ def test_honest_clients_that_differ_are_all_taken(tmp_path_factory, norms, scale
 def test_who_is_refused_is_what_the_definition_says(
     tmp_path_factory, exponents, ratio, chunk, data
 ):
-    """Again without the refused ones, until nobody is left to be refused; for any jobs."""
+    """Refusal repeats without the refused clients until none is left to refuse; for any jobs."""
     folder = tmp_path_factory.mktemp("round")
     base, states = around(folder, [3.7 * 10.0**one for one in exponents])
     left = dict(states)
@@ -409,7 +409,7 @@ def test_who_is_refused_is_what_the_definition_says(
 
 
 def test_statistics_have_a_norm_of_their_own(tmp_path):
-    """Those of raw features move hundreds of times as far as all weights: they hide nothing."""
+    """Statistics of raw features change much more than weights and must not hide them."""
     spec = {"weight": ((9,), "float32"), "norm.running_var": ((4,), "float32")}
     random = np.random.default_rng(0)
     base = {name: np.ones(shape, kind) for name, (shape, kind) in spec.items()}
@@ -431,7 +431,7 @@ def test_statistics_have_a_norm_of_their_own(tmp_path):
 
 
 def test_without_a_median_nobody_is_refused(tmp_path):
-    """All others send what they got: what one learned is no attack."""
+    """When all other clients send the model unchanged, a client that learned is not refused."""
     _, states = around(tmp_path, [0, 0, 0, 0, 1e9])
     messages = send(tmp_path, states, MODEL, [list(states)])
     bound = Bound(tmp_path / "base", 100)
@@ -441,7 +441,7 @@ def test_without_a_median_nobody_is_refused(tmp_path):
 
 
 def test_the_bound_of_two_clients_and_of_one(tmp_path):
-    """Of two, the shorter one is the median; one alone is the median itself."""
+    """The median of two norms is the shorter one; of one norm, itself."""
     _, states = around(tmp_path, [1, 99, 101])
     bound = Bound(tmp_path / "base", 100)
     for pair, refused in ((("c000", "c001"), []), (("c000", "c002"), ["c002"])):
@@ -454,7 +454,7 @@ def test_the_bound_of_two_clients_and_of_one(tmp_path):
 
 
 def test_clients_who_did_not_move_do_not_lift_the_bound(tmp_path):
-    """As those with nothing to learn from in a round: of five, three stay where they were."""
+    """Clients with nothing to learn do not count: of five, three send unchanged models."""
     _, states = around(tmp_path, [0, 0, 1, 0, 1e9, 1, 1])
     messages = send(tmp_path, states, MODEL, [list(states)])
     bound = Bound(tmp_path / "base", 20)
@@ -472,7 +472,7 @@ def test_no_bound_and_a_bound_of_zero(tmp_path):
 
 
 def test_a_poisoned_client_hides_no_other(tmp_path):
-    """A NaN, an overflow of the norm itself, and one that only shows without these."""
+    """A NaN, an overflow of the norm, and a bad client visible only without these are found."""
     spec = {"a": ((3,), "float64")}
     _, states = around(tmp_path, [1, 1, 1, 1e4, 1, 1, 1], spec=spec)
     states["c001"]["a"][1] = np.nan
@@ -487,7 +487,7 @@ def test_a_poisoned_client_hides_no_other(tmp_path):
 
 
 def test_one_nan_of_a_stack_costs_its_own_update_alone(tmp_path):
-    """Of 20 in one stack one sends a NaN, and the row of one has a loss of 1e308."""
+    """Only the client that sends a NaN or whose loss is 1e308 is refused, of 20 in one stack."""
     _, states = around(tmp_path, [1.0] * 20)
     states["c005"]["deep"][2, 2, 2] = np.nan
     clients, payload = list(states), Payload(MODEL)
@@ -507,7 +507,7 @@ def test_one_nan_of_a_stack_costs_its_own_update_alone(tmp_path):
 
 @pytest.mark.parametrize(("weighting", "most"), [("uniform", 1.1), ("utterances", 10.8)])
 def test_what_one_of_twenty_can_do_below_the_bounds(tmp_path, weighting, most):
-    """By default: honest clients go one way, the liar the other, in lengths of an honest step."""
+    """The effect of one liar within the default bounds, in lengths of an honest step."""
     rules = FedAvg(weighting=weighting)
     base = {"a": np.zeros(8)}
     save_state(tmp_path / "base", base)
@@ -556,7 +556,7 @@ def test_sums_of_counts_are_exact(tmp_path_factory, counts, jobs):
 )
 @settings(max_examples=40, deadline=None)
 def test_whose_values_are_out_of_bounds(tmp_path_factory, counts, chunk, data):
-    """Of each element and of a tensor's sum, however it is cut; nobody else is refused."""
+    """Bounds hold for elements and for a tensor's sum, however jobs divide it."""
     folder = tmp_path_factory.mktemp("round")
     spec = {"counts": ((5,), "float64"), "free": ((2,), "float32")}
     values = {"counts": Values(least=0.0, most=50.0, total=30.0, grid=0.25)}
@@ -589,7 +589,7 @@ def world(tmp_path_factory):
 
 
 def open_round(world, path, *settings):
-    """A round of all clients, weighted by their utterances, up to its aggregation."""
+    """Open a round of all clients, weighted by their utterances, up to its aggregation."""
     settings = ("method_conf.weighting=utterances", "clients_per_round=1.0", *settings)
     keyword_world.begin(world, path, "fedavg", *settings)
     inside("sample", path, "--nj", 2).ok()
@@ -599,7 +599,7 @@ def open_round(world, path, *settings):
 
 
 def sent(folder) -> dict[str, tuple[int, dict[str, np.ndarray]]]:
-    """client -> (utterances, tensors), read by the library."""
+    """Return client -> (utterances, tensors), read by the library."""
     found = {}
     for table in sorted(folder.glob("update.*.tsv")):
         header, *rows = (line.split("\t") for line in table.read_text().splitlines())
@@ -611,7 +611,7 @@ def sent(folder) -> dict[str, tuple[int, dict[str, np.ndarray]]]:
 
 
 def assert_mean(folder, weights: dict[str, float], states) -> None:
-    """The next state is the mean of these clients' tensors."""
+    """Check that the next state is the mean of these clients' tensors."""
     following = load_file(folder.parent / "round_0002" / "global.safetensors")
     for name, value in following.items():
         rows = [states[client][1][name].astype("float64") for client in weights]
@@ -631,7 +631,7 @@ def assert_mean(folder, weights: dict[str, float], states) -> None:
     ],
 )
 def test_what_no_client_can_have_done(world, tmp_path, column, value, said):
-    """Who says so is refused; the round, and its ledger, are as if it had sent nothing."""
+    """Clients with impossible figures are refused, as if they had sent nothing."""
     folder = open_round(world, tmp_path / "exp")
     sizes = {client: size for client, (size, _) in sent(folder).items()}
     assert sorted(sizes.values()) == sorted(keyword_world.SIZES)
@@ -657,7 +657,7 @@ def set_row(folder, client, column, value) -> None:
 
 
 def test_seconds_are_at_most_those_since_sampling(world, tmp_path):
-    """By the server's own clock, whatever a client says that is not beyond a day."""
+    """The server's own clock bounds seconds, whatever a client reports within a day."""
     begun = time.time()
     folder = open_round(world, tmp_path / "exp")
     liar = min(sent(folder))
@@ -684,7 +684,7 @@ def test_weights_over_a_multiple_of_the_median_are_lowered(world, tmp_path, rati
 
 
 def test_clients_without_utterances_do_not_bound_the_others(world, tmp_path):
-    """The median is of those who weigh anything."""
+    """The median is taken over clients with positive weight."""
     folder = open_round(world, tmp_path / "exp", "method_conf.max_weight_ratio=100")
     for table in folder.glob("update.*.tsv"):
         text = table.read_text()

@@ -44,7 +44,7 @@ def prepare(*arguments: str | Path) -> Result:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Everything below a folder, hidden files too: relative path -> bytes."""
+    """Return everything below a folder, including hidden files: relative path -> bytes."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -57,7 +57,7 @@ def validate(out: Path, *options: str) -> None:
 
 
 def load(*names: str):
-    """Modules of local/ami, a folder of scripts whose names others have too."""
+    """Import modules of local/ami, whose names other recipes share."""
     folders = [str(SCRIPTS), str(SCRIPTS.parent)]
     known = set(sys.modules)
     own = {path.stem for folder in folders for path in Path(folder).glob("*.py")}
@@ -98,7 +98,7 @@ def test_every_trap_segment_by_segment(tmp_path):
         " points at no word: 1, points from a later word to an earlier one: 1,"
         " the same times twice: 1)"
     )
-    # The place of each fault: the file, the line and the element's id.
+    # The location of each fault: the file, the line and the element's id.
     file = corpus / "segments" / "ES2004b.C.segments.xml"
     lines = file.read_bytes().decode("iso-8859-1").splitlines()
     for name, reason in (("reversed", "ends before it begins"), ("far", "outside of its audio"),
@@ -123,7 +123,7 @@ def test_whole_segments_on_request(tmp_path):
 
 
 def test_the_channel_is_not_the_agents_letter(tmp_path):
-    """Five headsets, in another order than the agents; each utterance is cut from its own."""
+    """Five headsets, in another order than the agents; each utterance is from its own channel."""
     channels = {"A": 4, "B": 0, "C": 3, "D": 1, "E": 2}
     speakers = [
         plain("EN2001a", agent, channel, f"MEE00{channel}", [(1.0 + channel, 1.5 + channel, agent)])
@@ -165,7 +165,7 @@ def test_the_first_channel_of_a_stereo_recording(tmp_path):
     assert rate == 16000 and mono.ndim == 1 and (mono == tone).all()
     others = {wav for name, wav in data.wav_scp.items() if name != stereo}
     assert len(others) == 3 and all(Path(wav).parents[2] == corpus for wav in others)
-    # Prepared again from mono audio, nothing of the copy is left.
+    # Prepared again from mono audio, the copy is removed.
     path = corpus / "ES2002a" / "audio" / f"ES2002a.Headset-{channel}.wav"
     path.write_bytes(headset_wav(channel, 20.0, "good"))
     prepare(corpus, out).ok()
@@ -205,7 +205,7 @@ def test_speakers_without_a_channel_and_without_words(tmp_path):
 
 
 def test_the_order_of_ids_is_that_of_time_in_every_client(tmp_path):
-    """Somebody who speaks late under an early letter, and ids that would sort otherwise."""
+    """A client's ids sort by time, even of late speech under an early letter."""
     random = Random(0)
     meetings = {}
     for meeting in ("ES2011a", "ES2011b"):
@@ -251,7 +251,7 @@ def test_genders_of_those_whose_names_tell_them(tmp_path):
     validate(tmp_path / "two")
 
 
-# --- the split, and where things are --------------------------------------------------------------
+# --- the split, and paths -------------------------------------------------------------------------
 
 
 def test_the_official_split():
@@ -260,19 +260,19 @@ def test_the_official_split():
     assert {name for name, own in meetings.items() if own == "eval"} == set(EVAL.split())
     assert {name for name, own in meetings.items() if own == "dev"} == set(DEV.split())
     assert meetings["IB4005"] == "train"
-    # As many as the owners' list of recordings has of each site and kind.
+    # As many as in the owners' list of recordings, by site and kind.
     kinds = {"ES": 60, "IS": 38, "TS": 40, "EN": 16, "IN": 10, "IB": 7}
     assert Counter(name[:2] for name in meetings) == kinds
     for lost in ("IS1002a", "IS1005d", "EN2001c"):
         assert lost not in meetings
-    # A meeting of scenario groups is in the set of its group.
+    # A scenario meeting is in the set of its group.
     groups = {(name[:6], own) for name, own in meetings.items()}
     assert len(groups) == len({group for group, _ in groups})
 
 
 def test_meetings_that_are_not_there_and_sets_that_are_empty(tmp_path):
     meetings = some_meetings()
-    # Nobody is asked what it says: it is not in the split.
+    # It is not in the split and is not read.
     meetings["EN2001c"] = [AmiSpeaker("A", "x", "?", (), ())]
     corpus, out = ami(tmp_path, meetings), tmp_path / "data"
     result = prepare(corpus, out, "--max-drop", "0").ok()
@@ -283,7 +283,7 @@ def test_meetings_that_are_not_there_and_sets_that_are_empty(tmp_path):
     own.write_text("IS1008b train\nTS3003c\ttrain\n")
     result = prepare(corpus, out, "--split", own, "--whole").ok()
     assert "train: 2 meetings, 8 clients, 32 utterances, 128 words, 0.01 hours" in result.out
-    # What an earlier run left of other sets is gone.
+    # Files of sets from an earlier run are removed.
     assert sorted(path.name for path in out.iterdir()) == ["train"]
     (tmp_path / "own").write_text("ES2004a eval\n")
     prepare(corpus, out, "--split", tmp_path / "own").fails(
@@ -471,7 +471,7 @@ def test_sentences_hold_all_words_in_order_and_are_no_longer_than_they_must_be(d
         if sum(token.kind in (words.WORD, words.PAUSE) for token in within) > most:
             pauses = [token.start for token in times if token.kind == words.PAUSE]
             assert not [time for time in pauses if sentence.start < time < sentence.end]
-    # Without a limit, only full stops and question marks divide.
+    # Without a limit, sentences are divided only at full stops and question marks.
     groups, own = [], []
     for token in tokens:
         if token.kind == words.STOP and token.start is not None:
@@ -483,7 +483,7 @@ def test_sentences_hold_all_words_in_order_and_are_no_longer_than_they_must_be(d
 
 
 def test_a_long_sentence_is_divided_where_its_middle_is_in_time():
-    """Four words, commas at 1, 2 and 9 of 10 seconds; the middle is 5, and 2 is nearest."""
+    """A long sentence is split at the comma nearest its middle: at 2 s, of 1, 2 and 9 s in 10 s."""
     Token = words.Token
     tokens = [Token("a", "word", 0, 100), Token(",", "pause", 100, 100),
               Token("b", "word", 100, 200), Token(",", "pause", 200, 200),
@@ -498,7 +498,7 @@ def test_a_long_sentence_is_divided_where_its_middle_is_in_time():
 
 
 def test_a_mark_at_the_end_of_a_sentence_does_not_divide_it():
-    """A word without a time before a comma at the very start would become a sentence of no time."""
+    """A comma without a time at the start would make a sentence of no duration."""
     Token = words.Token
     tokens = [Token("a", "word", None, None), Token(",", "pause", 0, 0), Token("b", "word", 0, 5),
               Token("c", "word", 5, 10), Token(",", "pause", 10, 10)]  # fmt: skip
@@ -507,7 +507,7 @@ def test_a_mark_at_the_end_of_a_sentence_does_not_divide_it():
 
 # --- annotations without recordings ---------------------------------------------------------------
 
-# Made by hand of the excerpt's words, by the rules of Kaldi's recipe: sentences end at full stops
+# Derived by hand from the excerpt, by the rules of Kaldi's recipe: sentences end at full stops
 # and question marks; "it's your best friend ... what you are" has 31 words and commas, and is
 # divided at the comma at 327.73, the nearest to its middle, 327.745; the other long ones have no
 # comma within. Times are those of first and last words, marks or sounds, in hundredths.
@@ -539,7 +539,7 @@ def test_real_annotations_are_cut_as_kaldi_cuts_them(tmp_path):
     data = DataDir.read(out / "eval")
     expected = dict(line.split(" ", 1) for line in EXCERPT.replace("\\\n", "").split("\n") if line)
     assert data.text == expected
-    # The times of the annotations, without files that segments could be cut from.
+    # The times of the annotations, without files from which segments could be cut.
     starts = {name: int(name.split("-")[3]) / 100 for name in expected}
     assert {name: float(at) for name, at in data.others["utt2start"].items()} == starts
     assert not data.wav_scp and not data.segments and not data.utt2dur
@@ -565,7 +565,7 @@ def test_without_recordings_the_same_words_at_the_same_times(tmp_path):
     prepare(corpus, tmp_path / "heard").ok()
     for wav in corpus.glob("*/audio/*.wav"):
         wav.unlink()
-    # It stays an error, which says what can be had.
+    # It stays an error, which reports the available options.
     prepare(corpus, tmp_path / "none").fails(1, "no */audio/*.Headset-*.wav", "--speech synthetic")
     prepare(corpus, tmp_path / "read", "--speech", "synthetic").ok()
     for name in SETS:
@@ -576,7 +576,7 @@ def test_without_recordings_the_same_words_at_the_same_times(tmp_path):
 
 
 def test_the_census_of_all_meetings(tmp_path):
-    """Against Kaldi's published counts, and the paper's table 1, where the corpus is there."""
+    """Counts equal Kaldi's published ones and the paper's table 1, if the corpus is available."""
     packed = ROOT.parent / "shared" / "corpora" / "ami_manual_1.6.2.tar.xz"
     if not packed.exists():
         pytest.skip(f"NOT TESTED: the census of all AMI meetings, as {packed} is not there")
@@ -584,8 +584,8 @@ def test_the_census_of_all_meetings(tmp_path):
     result = prepare(
         tmp_path / "corpus", tmp_path / "data", "--speech", "synthetic", "--whole"
     ).ok()
-    # The paper has 63 "meetings", 12,643 utterances and 89,666 words in eval; Kaldi has 12,643 and,
-    # in dev, 13,098.
+    # The paper reports 63 "meetings", 12,643 utterances and 89,666 words in eval; Kaldi has 12,643
+    # and, in dev, 13,098.
     census = {line.split(":")[0]: line for line in result.out.splitlines()}
     assert census["eval"].startswith("eval: 16 meetings, 63 clients, 12643 utterances, 89675 words")
     assert census["dev"].startswith("dev: 18 meetings, 72 clients, 13098 utterances,")
@@ -605,7 +605,7 @@ def test_the_census_of_all_meetings(tmp_path):
 
 
 def counts_of(headsets, chosen, words_of) -> Counter:
-    """The words that are said in some meetings."""
+    """Return the words said in some meetings."""
     return Counter(
         word
         for headset in headsets
@@ -617,7 +617,7 @@ def counts_of(headsets, chosen, words_of) -> Counter:
 
 
 def test_mini_meetings_surprise_a_model_of_the_background():
-    """The whole plan, without speaking it: what FMP can learn is there, and the rest is closed."""
+    """The planned corpus, not spoken, has what FMP can learn; its vocabulary is closed."""
     mini, sayings, own_words = load("mini", "sayings", "words")
     headsets = mini.plan(0, 60)
     assert {p: sum(h.meeting in m for h in headsets) for p, m in mini.MEETINGS.items()} == {
@@ -640,14 +640,14 @@ def test_mini_meetings_surprise_a_model_of_the_background():
         assert said[part].keys() - background.keys() == unknown
         assert sum(said[part][word] for word in unknown) < 0.02 * said[part].total()
     assert min(said["train"].values()) >= 3
-    # The words of a meeting's topic: how much more frequent than the background has them?
+    # How much more frequent are a meeting's topic words than in the background?
     for number, meeting in enumerate([*mini.MEETINGS["dev"], *mini.MEETINGS["eval"]]):
         topic = {own_words.words_of(w) for w in sayings.RARE.split("\n")[number + 1].split()}
         topic = {word for word in topic if " " not in word}
         own = counts_of(headsets, {meeting}, own_words.words_of)
         rates = [sum(c[word] for word in topic) / c.total() for c in (own, background)]
         assert rates[0] > 20 * rates[1] and len(topic & own.keys()) >= 9
-        # Somebody's pet words are nobody else's in the meeting.
+        # A speaker's pet words are used by no other speaker of the meeting.
         for headset in (h for h in headsets if h.meeting == meeting):
             mine, others = (
                 Counter(c.words[0] for h in who for s in h.segments for c in s if c.pet)
@@ -666,7 +666,7 @@ def mini(out: Path, *arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def mini_corpus(tmp_path_factory) -> Path:
-    """The mini corpus with two sentences of everybody; a test that changes it mends it."""
+    """Return the mini corpus with two sentences per speaker; a test that changes it restores it."""
     pytest.importorskip("espeakng_loader")
     folder = tmp_path_factory.mktemp("ami")
     assert "making 117 clips" in mini(folder, "--nj", "2").ok().err
@@ -706,7 +706,7 @@ def test_mini_corpus_prepares(mini_corpus, tmp_path):
 
 
 def test_mini_corpus_utterances_hold_speech(mini_corpus, tmp_path):
-    """Every utterance begins and ends with sound, and outside of utterances there is none."""
+    """Every utterance begins and ends with sound, and there is no sound outside utterances."""
     import soundfile
 
     prepare(mini_corpus, tmp_path / "data").ok()

@@ -1,4 +1,4 @@
-"""Meetings, spoken: which utterances, by which voices, and what is left as background text."""
+"""Spoken meetings: choice of utterances and voices, and the remaining background text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fakes_ami import ami, plain
 
 from fedtools.files.datadir import DataDir
 
-# Persons come again in other meetings, on other channels.
+# Speakers recur in other meetings, on other channels.
 MEETINGS = {
     "ES2002a": ("FEE001", "MEE002"), "ES2003a": ("MEE003", "FIE004"), "ES2003b": ("FIE004",),
     "ES2011a": ("FEE005", "MEE006"), "ES2011c": ("MEE006", "FEE005"), "IS1008c": ("MIO007",),
@@ -55,9 +55,9 @@ def test_what_is_spoken(spoken):
         for utterance, path in data.wav_scp.items():
             info = soundfile.info(path)
             assert info.samplerate == 16000 and info.channels == 1
-            # Eight words take their time.
+            # Eight words need some time to say.
             assert 0.8 < info.duration < 8, utterance
-        # Whose and when, as the annotations have it; no segments, which would cut these files.
+        # Speakers and times as in the annotations; no segments, which would cut these files.
         for table in ("utt2person", "utt2meeting", "utt2start"):
             assert data.others[table].items() <= whole.others[table].items()
             assert data.others[table].keys() == data.text.keys()
@@ -70,7 +70,7 @@ def test_what_is_spoken(spoken):
             assert list(data.text) == wanted and len(wanted) == 9
     train = DataDir.read(spoken / "data" / "train", "text").text
     whole = DataDir.read(spoken / "text" / "train", "text").text
-    # 45 words, and no line of theirs is background text.
+    # 45 words, none of whose lines is background text.
     assert len(train) == 6
     background = (spoken / "data" / "background.txt").read_text().splitlines()
     assert sorted(background) == sorted(whole[one] for one in whole.keys() - train.keys())
@@ -99,7 +99,7 @@ def test_the_same_words_by_the_same_voice_are_the_same_bytes(spoken, tmp_path):
     lost.write_bytes(b"damaged")
     speak(spoken).ok()
     assert all(path.read_bytes() == content for path, content in made.items())
-    # Another seed has other voices, and other utterances of train.
+    # Another seed has other voices, and other training utterances.
     other = tmp_path / "other"
     shutil.copytree(spoken / "text", other / "text")
     speak(other, "--seed", "1").ok()
@@ -112,7 +112,7 @@ def test_mistakes_are_told(spoken, tmp_path):
     speak(spoken, "--nj", "0").fails(2, "--nj")
     speak(tmp_path).fails(1, "text/train")
     speak(spoken, "--dev", "ES2004a").fails(1, "no meeting 'ES2004a' in dev")
-    # With recordings there is nothing to be spoken.
+    # With recordings, there is nothing to speak.
     heard = tmp_path / "heard"
     shutil.copytree(spoken / "data", heard / "text")
     speak(heard).fails(1, "--speech synthetic")

@@ -1,4 +1,4 @@
-"""Arks: what is written is read back, by every route; damage is one line, never a traceback."""
+"""Arks: written values are read back, by every route; damage is one line, never a traceback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ark(tmp_path) -> Path:
 
 
 def scp_of(ark: Path) -> dict[str, str]:
-    """The scp as Kaldi's own layout implies it: found by going through the ark."""
+    """Return the scp that Kaldi's layout implies, found by walking through the ark."""
     scp, position = {}, 0
     for utt, matrix in kaldiio.load_ark(str(ark)):
         position += len(utt) + 1
@@ -215,12 +215,12 @@ def test_an_ark_that_shrinks_while_it_is_read(ark):
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), kind=st.sampled_from([None, 2, 3]))
 def test_no_damage_is_a_traceback(tmp_path, data, kind):
-    """Bytes overwritten and the end cut off: a matrix of a bounded size, or a `UserError`."""
+    """Bytes overwritten and the end cut off give a matrix of a bounded size, or a `UserError`."""
     path = str(tmp_path / "x.ark")
     kaldiio.save_ark(path, matrices(), scp=path + ".scp", compression_method=kind)
     scp = dict(line.split() for line in Path(path + ".scp").read_text().splitlines())
     raw = bytearray(Path(path).read_bytes())
-    # Headers are where damage hurts: aim at them.
+    # Damage to headers matters most, so damage these preferably.
     utt = data.draw(st.sampled_from(sorted(scp)))
     place = int(scp[utt].rpartition(":")[2]) + data.draw(st.integers(0, 30))
     new = data.draw(st.binary(min_size=1, max_size=8))

@@ -58,7 +58,7 @@ def test_loss_is_espnets(data, model):
 
 
 def test_masks_are_for_training_and_normalisation_for_all(data):
-    """SpecAugment is not met in a test; a level that is added to all frames goes unnoticed."""
+    """SpecAugment is off in evaluation; a constant added to all frames changes nothing."""
     config = dict(simulated.CONFIG["model"])
     rates = {"dropout_rate": 0.0, "positional_dropout_rate": 0.0}
     config["encoder_conf"] = config["encoder_conf"] | rates
@@ -112,7 +112,7 @@ def test_epochs_differ_and_repeat(data):
 
 
 def test_short_utterances_are_padded(data, model):
-    """An utterance below the convolutions' reach is padded, not lost."""
+    """An utterance shorter than the convolutions' receptive field is padded and kept."""
     least = shortest_input(model)
     padded = utterances(data, shortest=10_000).load([0])
     assert padded["speech"].shape[1] == 10_000
@@ -125,7 +125,7 @@ def test_short_utterances_are_padded(data, model):
 
 @pytest.mark.parametrize(("shortest", "more"), [(1, 4), (10_000, 9_000)])
 def test_frames_behind_the_end(data, shortest, more):
-    """Every utterance is followed by zeros, which are its own, also in a batch and in its size."""
+    """Zero frames that end an utterance belong to it, in a batch and in its size."""
     plain = utterances(data)
     longer = Utterances(data, data.utterances, Tokenizer(TOKENS), 8000, Zeros(more, shortest))
     expected, found = plain.load([0, 5]), longer.load([0, 5])
@@ -147,7 +147,7 @@ def test_missing_features_and_texts(data):
 
 
 def test_data_without_transcripts(data):
-    """Only who says that no labels are needed gets any; features are always needed."""
+    """Labels may be missing only where the caller allows it; features are always needed."""
     bare = DataDir.read(data.path)
     bare.text.clear()
     everything = Utterances(bare, bare.utterances, Tokenizer(TOKENS), 8000, labelled=False)
@@ -159,7 +159,7 @@ def test_data_without_transcripts(data):
 
 
 def test_read_while_training_is_the_same(data):
-    """A client too large for memory is read ahead by a thread: the same batches."""
+    """A client too large for memory is read ahead by a thread, in the same batches."""
     kept, read = (Utterances(data, data.utterances, Tokenizer(TOKENS), 4000) for _ in range(2))
     kept.keep = True
     batches = kept.batches()
@@ -182,7 +182,7 @@ def test_what_cannot_be_read_ahead_is_told(data):
 
 
 def test_validation_without_a_word(tmp_path):
-    """An error rate needs a word: one line, and before anything is begun with these data."""
+    """An error rate needs words: one line, before anything is begun with these data."""
     for split, seed in (("train", 0), ("valid", 1)):
         simulated.data_dir(tmp_path / split, ["au"], 3, seed)
     text = tmp_path / "valid" / "text"
@@ -198,11 +198,11 @@ def test_validation_without_a_word(tmp_path):
     ]  # fmt: skip
     text.write_text("".join(f"{name}\n" for name in names))
     inside(*begin).fails(1, f"{text}: no word in the transcripts of au, so no WER")
-    # One utterance in which nobody speaks is as good as any.
+    # A single silent utterance among others is accepted.
     text.write_text(good.replace(good.splitlines()[2], names[2]))
     inside(*begin).ok()
     inside("rounds", exp, "--to", "1", "--evaluate", "valid").ok()
-    # Data may change under an experiment, where its files were not looked at again.
+    # Data may change under an experiment if its files were not checked again.
     federation = Federation(exp)
     federation.task.corpus.read("valid").text.update(dict.fromkeys(names, ""))
     with pytest.raises(UserError, match=f"text: no word in the transcripts of {names[0]}, "):
@@ -231,7 +231,7 @@ def test_steps_hold_every_epoch_once_and_can_be_taken_up(data, accum_grad):
             for batch, same in zip(one, other, strict=True):
                 assert torch.equal(batch["speech"], same["speech"])
                 assert torch.equal(batch["text"], same["text"])
-        # One that is given up leaves no reader behind that waits.
+        # An abandoned iterator leaves no reader waiting.
         next(batches.stream(0))
 
 
@@ -251,7 +251,7 @@ def test_refused_models(config, said):
 
 
 def test_bf16_trains_near_float32(data):
-    """Its losses are those of float32 but for a few per cent; the weights stay in float32."""
+    """Losses are within a few per cent of float32's; the weights stay in float32."""
     losses, states = {}, {}
     for kind in ("float32", "bfloat16"):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What rounds of speech recognition compute: by hand, with ESPnet's own loss and torch's Adam."""
+"""Rounds of speech recognition against an oracle with ESPnet's own loss and torch's Adam."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def world(tmp_path_factory) -> Path:
     return make_world(tmp_path_factory.mktemp("world"))
 
 
-# Of a model and a batch.
+# Called with a model and a batch.
 Penalty = Callable[[nn.Module, dict[str, Tensor]], Tensor]
 
 
 class Trainer:
-    """One model on all utterances of some clients, as anybody would write it."""
+    """One model trained on all utterances of some clients, straightforwardly."""
 
     def __init__(self, world: Path, *clients: str):
         self.model = build_model(model_of(0.0), tokens_of(world))
@@ -82,7 +82,7 @@ class Trainer:
 
 
 def test_client_is_one_training_without_an_interruption(world, tmp_path):
-    """Three rounds of one epoch are three epochs: Adam and its schedule are not begun anew."""
+    """Three rounds of one epoch are three epochs: Adam and its schedule are not restarted."""
     path = begin(world, tmp_path / "exp", "client")
     inside("rounds", path, "--to", "3").ok()
     start = load_file(path / "init.safetensors")
@@ -93,7 +93,7 @@ def test_client_is_one_training_without_an_interruption(world, tmp_path):
 
 @pytest.mark.parametrize("kept", [False, True], ids=["anew", "kept"])
 def test_two_rounds_of_fedavg(world, tmp_path, kept):
-    """Two epochs each; means weighted by utterances; Adam begun anew or kept at its client."""
+    """Two epochs each; means weighted by utterances; Adam restarted or kept by the client."""
     options = f"{{weighting: utterances, local_epochs: 2, keep_optimizer: {str(kept).lower()}}}"
     path = begin(world, tmp_path / "exp", "fedavg", "--set", f"method_conf={options}")
     inside("rounds", path, "--to", "2").ok()
@@ -116,7 +116,7 @@ def test_two_rounds_of_fedavg(world, tmp_path, kept):
 
 
 def check_term(world: Path, tmp_path: Path, method: str, option: str, term: Penalty) -> None:
-    """A round of one epoch, two steps of which no client has, is that of a loss with a term."""
+    """Check that a round of one epoch, with one step per client, uses a loss with a term."""
     path = begin(world, tmp_path / "exp", method, "--set", f"method_conf={option}")
     inside("rounds", path, "--to", "1").ok()
     start = load_file(path / "init.safetensors")
@@ -128,7 +128,7 @@ def check_term(world: Path, tmp_path: Path, method: str, option: str, term: Pena
         for each in (sent, plain)
     )
     assert_near(found, mean, start)
-    # The term matters: it is not lost in what is near.
+    # The term is larger than the tolerance.
     with pytest.raises(AssertionError):
         assert_near(found, without, start)
 
@@ -145,7 +145,7 @@ def test_fedprox_in_speech_recognition(world, tmp_path):
 
 
 def test_fedmmd_in_speech_recognition(world, tmp_path):
-    """Of means and deviations over an utterance's frames above the encoder."""
+    """FedMMD compares means and deviations over an utterance's frames after the encoder."""
     server = load(build_model(model_of(0.0), tokens_of(world)), initial(world, tmp_path)).eval()
 
     def vectors(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -163,7 +163,7 @@ def test_fedmmd_in_speech_recognition(world, tmp_path):
 
 
 def initial(world: Path, tmp_path: Path) -> State:
-    """The model that experiments with the world's configuration and seed begin with."""
+    """Return the initial model of experiments with the world's configuration and seed."""
     return load_file(begin(world, tmp_path / "first", "fedavg") / "init.safetensors")
 
 
@@ -195,7 +195,7 @@ def test_models_begin_with_what_they_are_given_or_with_the_seed(world, tmp_path)
         [row["loss"] for row in read_tsv(tmp_path / name / "evaluate_valid.tsv", None)][:3]
         for name in ("fedavg", "client", "centralized")
     ]
-    # Before the first round all are the model that they began with.
+    # Before the first round, all models are the initial one.
     assert losses[0] == losses[1] == losses[2]
 
 
@@ -204,14 +204,14 @@ def test_models_begin_with_what_they_are_given_or_with_the_seed(world, tmp_path)
 
 @pytest.fixture(scope="module")
 def trained(world) -> Path:
-    """Three rounds with dropout and SpecAugment, which nobody may meet who measures or decodes."""
+    """Train three rounds with dropout and SpecAugment, which must be off in evaluation."""
     path = begin(world, world / "trained", "fedavg", config="random")
     inside("rounds", path, "--to", "3").ok()
     return path
 
 
 def model_after(path: Path, number: int) -> nn.Module:
-    """The model after a round, ready to be measured."""
+    """Return the model after a round, in evaluation mode."""
     model = build_model(model_of(0.5), (path / "tokens.txt").read_text().split())
     state = load_file(path / "init.safetensors")
     state |= load_file(path / f"round_{number + 1:04d}" / "global.safetensors")
@@ -272,7 +272,7 @@ def test_each_client_is_measured_and_decoded_by_its_own_model(world, cli, tmp_pa
         if row["round"] != "1":
             continue
         spoken = [text.split() for name, text in texts.items() if owners[name] == row["client"]]
-        # One word was heard: the others are lost, and it is right if it was among them.
+        # One word was recognised: the others are deletions, and it is correct if it was among them.
         errors = sum(len(words) - (LETTER[row["client"]] in words) for words in spoken)
         total = sum(map(len, spoken))
         assert (int(row["errors"]), int(row["words"])) == (errors, total)
@@ -280,12 +280,12 @@ def test_each_client_is_measured_and_decoded_by_its_own_model(world, cli, tmp_pa
 
 
 # WER of each client, and loss, after each round: the best two rounds of all are 2 and 3, au's are
-# 1 and 2; by loss it is 1. What the models began with is no round.
+# 1 and 2; by loss it is 1. The initial model is not a round.
 MEASURED = {0: (0, 0, 0, 0.5), 1: (10, 60, 60, 1), 2: (30, 30, 30, 3), 3: (40, 40, 40, 2)}
 
 
 def measured(path: Path) -> None:
-    """Write what `evaluate` would have found."""
+    """Write results as `evaluate` would."""
     rows = []
     for number, (*rates, loss) in MEASURED.items():
         for client, wer in zip(TRAIN, rates, strict=True):
@@ -329,7 +329,7 @@ def test_the_best_rounds_of_each_client_are_averaged(world, cli, tmp_path):
 
 @pytest.fixture(scope="module")
 def twins(world) -> Path:
-    """The world again, where two clients have the very same utterances."""
+    """Return the world with two clients that have identical utterances."""
     root = shutil.copytree(world, world.parent / "twins", ignore=shutil.ignore_patterns("trained"))
     data = DataDir.read(root / "train")
     for name in data.client_utterances("au"):
@@ -342,7 +342,7 @@ def twins(world) -> Path:
 
 
 def test_dropout_is_drawn_for_a_seed_a_round_and_a_client(twins, tmp_path):
-    """At a rate of 0, nothing else can change a loss."""
+    """With a rate of 0, nothing else can change a loss."""
     still = ("--set", "training.optim=sgd", "--set", "training.optim_conf={lr: 0.0}")
     start, losses = tmp_path / "0" / "init.safetensors", {}
     for seed in (0, 1):
@@ -375,7 +375,7 @@ def test_batches_are_drawn_for_a_seed_a_round_and_a_client(twins, tmp_path):
 
 
 def test_features_are_read_once_as_far_as_memory_allows(world, tmp_path):
-    """All are still there when the archive is gone, or with no memory for them nobody."""
+    """Features stay available when the archive is removed, unless there is no memory for them."""
     for megabytes, kept in ((2000, {"au", "en", "in"}), (0, set())):
         data = shutil.copytree(world / "train", tmp_path / f"{megabytes}" / "train")
         ark = tmp_path / f"{megabytes}" / "feats.ark"

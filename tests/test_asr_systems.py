@@ -1,4 +1,4 @@
-"""What local/commonvoice/experiments.py lists: systems, whom they wait for, and their options."""
+"""The list of local/commonvoice/experiments.py: systems, their dependencies and options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_system_waits_for_its_baseline_and_begins_with_it():
     systems = {
         "fedavg": ["methods.fedavg?"],
         "decouplefl+cnn": ["methods.decouplefl?", "variants.cnn"],
-        # Table 2; the configuration's own labels are a teacher's.
+        # Table 2; the configuration's own labels are from a teacher.
         "centralized+fixed": ["methods.centralized?", "variants.transcripts"],
         "centralized": ["methods.centralized?"],
         # Table 4.

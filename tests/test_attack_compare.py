@@ -1,4 +1,4 @@
-"""Differences of equal error rates on the same speakers, against draws made by hand."""
+"""Differences of equal error rates on the same speakers, against a reference implementation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def decided(folder: Path, name: str, scores: np.ndarray, kind: str = "easy") -> 
 
 @pytest.fixture(scope="module")
 def scores() -> dict[str, np.ndarray]:
-    """Of a good attack and a worse one, which err on the same speakers."""
+    """Return scores of a good attack and a worse one, which err on the same speakers."""
     random = np.random.default_rng(0)
     hard = dict(zip(PEOPLE, random.normal(0, 1, len(PEOPLE)), strict=True))
     own = np.array([hard[one[:3]] for one, _ in PAIRS])
@@ -48,7 +48,8 @@ def test_difference_is_as_sharp_as_shared_speakers_make_it(scores, tmp_path):
     rates = {name: equal_error_rate(one, SAME) for name, one in scores.items()}
     assert first["difference"] == "-"
     assert float(second["difference"]) == pytest.approx(rates["worse"] - rates["good"], abs=0.011)
-    # Draws by hand: a speaker drawn m times has its trials m times, those of two m x n times.
+    # Explicit draws: a speaker drawn m times has its trials m times, those of two speakers m x n
+    # times.
     random = np.random.default_rng(1)
     sides = np.array([[PEOPLE.index(one[:3]) for one in pair] for pair in PAIRS])
     found = []

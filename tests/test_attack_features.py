@@ -1,4 +1,4 @@
-"""Attacks on features that clients sent: on data with known speakers, and by the command line."""
+"""Attacks on sent features: on data with known speakers, and by the command line."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from fedtools.files.tables import read_tsv
 from fedtools.models.asr import build_model
 from fedtools.models.pooling import pooled
 
-# Speakers of each client, and utterances of each speaker.
+# Speakers per client, and utterances per speaker.
 SPEAKERS, EACH = {"au": 12, "en": 3, "in": 1}, 4
 BLOCKS = '["encoder.embed.*", "encoder.encoders.0.*"]'
 
 
 def speech(path: Path, speakers: dict[str, int], seed: int) -> Path:
-    """`simulated.data_dir` in which each speaker adds a pattern of its own to all frames."""
+    """Make `simulated.data_dir` in which each speaker adds a pattern of its own to all frames."""
     whole = simulated.data_dir(path.with_name(f"{path.name}.raw"), list(speakers), 12 * EACH, seed)
     before, data = DataDir.read(whole), DataDir(path)
     reader, matrices = FeatureReader(before.feats_scp), []
@@ -63,7 +63,7 @@ def world(tmp_path_factory) -> Path:
     speech(root / "train", SPEAKERS, 0)
     # The clients' three ways of speaking the letters.
     speech(root / "server", {"sa": 8, "sb": 8, "sc": 8}, 1)
-    # What normalises an utterance takes its speaker's pattern away.
+    # Normalisation per utterance removes its speaker's pattern.
     model = {k: v for k, v in simulated.CONFIG["model"].items() if k != "normalize"}
     simulated.config_file(root / "c.yaml", model=model)
     inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
@@ -81,7 +81,7 @@ def begin(world: Path, path: Path, *more: str, stage1: int = 1, stage2: int = 1)
 
 @pytest.fixture(scope="module")
 def done(world) -> Path:
-    """An experiment of DecoupleFL from its beginning to its end."""
+    """Run an experiment of DecoupleFL from start to end."""
     path = begin(world, world / "done")
     inside("rounds", path).ok()
     return path
@@ -89,14 +89,14 @@ def done(world) -> Path:
 
 @pytest.fixture(scope="module")
 def unchanged(world) -> Path:
-    """Features sent by clients whose extractors are the initial one, utterance by utterance."""
+    """Return sent features of clients whose extractors are the initial one, by utterance."""
     path = begin(world, world / "unchanged", "--set", "training.batch_bins=1", stage1=0)
     inside("rounds", path, "--to", "1").ok()
     return path
 
 
 def attack(experiment: Path, out: Path, *more: str) -> dict[tuple[str, str, str], dict[str, str]]:
-    """The rows of attacks.tsv by client, attack and measure."""
+    """Return the rows of attacks.tsv by client, attack and measure."""
     inside("attack", "features", experiment, out, "--resamples", "100", *more).ok()
     rows = read_tsv(out / "attacks.tsv", COLUMNS)
     found = {(row["client"], row["attack"], row["measure"]): row for row in rows}
@@ -104,11 +104,11 @@ def attack(experiment: Path, out: Path, *more: str) -> dict[tuple[str, str, str]
     return found
 
 
-# --- which utterance is which
+# --- matching utterances
 
 
 def extracted(experiment: Path, world: Path) -> dict[str, np.ndarray]:
-    """The initial model's features of every utterance, through ESPnet's own modules."""
+    """Return the initial model's features of every utterance, through ESPnet's own modules."""
     model_conf = {k: v for k, v in simulated.CONFIG["model"].items() if k != "normalize"}
     tokens = (experiment / "tokens.txt").read_text().split()
     model = build_model(model_conf, tokens).eval()
@@ -123,7 +123,7 @@ def extracted(experiment: Path, world: Path) -> dict[str, np.ndarray]:
 
 
 def test_sent_utterances_are_found_by_the_seed(world, unchanged):
-    """Of each utterance it is the matrix that the initial model makes, and no other is near it."""
+    """Each utterance matches the matrix that the initial model makes, and no other is near it."""
     expected = extracted(unchanged, world)
     federation = Federation(unchanged)
     for client, speakers in SPEAKERS.items():
@@ -171,7 +171,7 @@ def test_some_utterances_are_those_of_all(unchanged):
 
 
 def drawn(spread: float, seed: int, speakers: int = 15, each: int = 10) -> tuple:
-    """Vectors of two kinds around means of speakers, shifted against each other."""
+    """Draw vectors of two kinds around means of speakers, shifted against each other."""
     random = np.random.default_rng(seed)
     numbers = np.repeat(np.arange(speakers), each)
     means = random.normal(0, spread, (speakers, 16))[numbers]
@@ -187,7 +187,7 @@ def test_speakers_in_vectors_are_found():
     one, other, speakers = drawn(2.0, 0)
     found = by_name(find_speakers(one, other, speakers))
     for audio in ("same", "other"):
-        # A shift of one kind against the other hides nothing once each is centred.
+        # A shift between kinds hides nothing once each kind is centred.
         assert found[f"I, {audio} audio, each centred", "EER%"].value < 5
         assert found[f"I, {audio} audio, each centred", "top1%"].value > 95
         assert found[f"I, {audio} audio, each centred", "MRR"].value > 0.95
@@ -211,7 +211,7 @@ def test_an_utterance_is_the_mean_and_deviation_of_its_frames():
 
 
 def test_what_all_have_in_common_is_taken_away_before_sorting():
-    """Two speakers who differ along the common part alone, far from 0, where angles are small."""
+    """Speakers that differ along the common mean are separated, though angles are small there."""
     random, numbers = np.random.default_rng(0), np.repeat([0, 1], 20)
     vectors = random.normal(0, 0.1, (40, 6))
     vectors[:, 0] += 10 + numbers
@@ -221,7 +221,7 @@ def test_what_all_have_in_common_is_taken_away_before_sorting():
 
 
 def test_a_probe_finds_speakers_in_what_hardly_varies():
-    """Of vectors as they are, the rest drowns it; of other utterances alone is it taught."""
+    """A probe finds speakers in low variance after whitening, trained on other utterances only."""
     random, numbers = np.random.default_rng(0), np.repeat(np.arange(12), 20)
     vectors = random.normal(0, 100, (240, 16)) + 1000
     vectors[:, :4] = random.normal(0, 1e-3, (12, 4))[numbers] + random.normal(0, 1e-4, (240, 4))
@@ -231,7 +231,7 @@ def test_a_probe_finds_speakers_in_what_hardly_varies():
     assert by_name(sort_speakers("II", vectors, speakers, (0, "x")))["II", "kNN%"].value < 30
     noise = random.normal(0, 1, (240, 500))
     (found,) = probe_speakers("probe", noise, speakers, (0, "x"))
-    # Taught with these very vectors it would name all of them; three deviations of 240 at 8 %.
+    # Trained on these very vectors it would name all of them; three deviations of 240 at 8 %.
     assert found.value == pytest.approx(100 / 12, abs=5.4)
 
 
@@ -254,7 +254,7 @@ def test_vectors_without_speakers_are_at_chance(seed):
 
 
 def test_copies_of_a_recording_are_no_other_audio(tmp_path):
-    """Nearly the same three times, and nothing of the speaker: found and sorted by chance alone."""
+    """Three near-identical copies without speaker information are found and sorted at chance."""
     random = np.random.default_rng(5)
     speakers, each, copies = 12, 20, ("", "sp0.9-", "sp1.1-")
     numbers = np.tile(np.repeat(np.arange(speakers), each), len(copies))
@@ -298,7 +298,7 @@ def test_intervals_want_ten_speakers():
     "sizes", [(7, 7, 6), (10, 4, 1, 1, 1), (1,) * 12], ids=["few", "some alone", "all alone"]
 )
 def test_the_mean_over_clients_has_an_interval_of_all_speakers(sizes):
-    """Each speaker has an utterance, and a client's value is their mean."""
+    """With one utterance per speaker, a client's value is the mean of its speakers'."""
     random = np.random.default_rng(3)
     values = [random.normal(50 + 2 * n, 10, size) for n, size in enumerate(sizes)]
     figures = []
@@ -309,7 +309,7 @@ def test_the_mean_over_clients_has_an_interval_of_all_speakers(sizes):
     assert found.value == pytest.approx(np.mean([one.mean() for one in values]))
     assert found.chance == pytest.approx(30 + (len(sizes) - 1) / 2)
     assert found.speakers == found.utterances == sum(sizes)
-    # Clients of one speaker are drawn from each other, and count as the clients that they are.
+    # Clients of one speaker are resampled among each other, and count as the clients that they are.
     alone = np.concatenate([one for one in values if len(one) == 1] or [[]])
     groups = [(one, 1) for one in values if len(one) > 1] + [(alone, len(alone))] * any(alone)
     total = sum(
@@ -334,7 +334,7 @@ def test_the_mean_over_clients_wants_ten_speakers_and_values():
 
 @pytest.mark.parametrize(("count", "known"), [(2, False), (5, True)])
 def test_draws_of_one_speaker_alone_say_nothing_of_attacks_on_speakers(count, known):
-    """Of two speakers that is every other draw: too many for an interval of the mean."""
+    """With two speakers, half of the draws have one alone: too many for an interval of the mean."""
     one, other, speakers = drawn(1.0, 0, count, 10)
     of_many = (speakers.draws > 0).sum(1) > 1
     assert 0 < (~of_many).sum() < 300
@@ -371,7 +371,7 @@ def test_neighbours_vote_and_the_nearest_breaks_ties():
 
 
 def test_all_attacks(done, world, tmp_path):
-    """Speakers' patterns get through, and so does the speech once features are rescaled."""
+    """Speakers' patterns survive, and so does the speech once features are rescaled."""
     rows = attack(done, tmp_path / "out", "--server-data", world / "server", "--epochs", "40")
     assert {client for client, *_ in rows} == {"-", *SPEAKERS, "average"}
     neighbours = rows["au", "II, personalised", "kNN%"]
@@ -401,7 +401,7 @@ def test_all_attacks(done, world, tmp_path):
 
 
 def test_the_server_reads_and_inverts_features_of_its_own_extractor(unchanged, world, tmp_path):
-    """Attack III is then plain decoding, but for quantisation; IV finds more than a mean frame."""
+    """Attack III is then plain decoding, except for quantisation; IV beats a mean frame."""
     rows = attack(unchanged, tmp_path / "out", "--server-data", world / "server", "--epochs", "12")
     for client in SPEAKERS:
         sent, plain = (
@@ -433,7 +433,7 @@ def test_the_same_command_gives_the_same_bytes(done, world, tmp_path, cli):
     other = ("--epochs", "1", "--decoders", kept, "--server-data", world / "server")
     cli("attack", "features", done, tmp_path / "four", "--clients", "en", *other).ok()
     assert len(list(kept.iterdir())) == 2, "a decoder trained otherwise is another one"
-    # The same tensors in another model, which normalises, are another extractor.
+    # The same tensors in a model with normalisation are another extractor.
     normal = ("--set", "model.normalize=utterance_mvn", "--start", done / "init.safetensors")
     path = begin(world, tmp_path / "normal", *normal, stage1=0)
     cli("rounds", path, "--to", "1").ok()
@@ -466,7 +466,7 @@ def test_a_client_of_one_speaker_and_one_that_was_refused(world, tmp_path, cli):
 
 
 def test_transcripts_that_were_held_back_or_are_not_there(world, tmp_path, cli):
-    """Training without labels reads no text; attacks read it where it is."""
+    """Training without labels reads no text; attacks read it where it exists."""
     shutil.copytree(world / "train", tmp_path / "train")
     for name in ("c.yaml", "tokens"):
         (tmp_path / name).symlink_to(world / name)
@@ -474,7 +474,7 @@ def test_transcripts_that_were_held_back_or_are_not_there(world, tmp_path, cli):
     cli("rounds", path, "--to", "1").ok()
     measured = "en", "III, initial classifier", "WER%"
     found = attack(path, tmp_path / "with")[measured]
-    # Labels of a model may stand in the place of transcripts, which are then given.
+    # A model's labels may replace transcripts, which are then given.
     text = tmp_path / "train" / "text"
     right = text.read_text()
     text.write_text(re.sub(r"(?m)^(\S+) .*$", r"\1 x", right))
@@ -509,7 +509,7 @@ def test_mistakes_are_told_in_one_line(done, world, tmp_path, cli):
 
 
 def at_speeds(whole: DataDir, path: Path, names: list[str]) -> Path:
-    """Some utterances at two speeds; here with the same features, since nobody listens."""
+    """Make some utterances at two speeds, here with the same features."""
     data = DataDir(path, others={SPEED_TABLE: {}})
     for name in names:
         for prefix, speed in (("", "1.0"), ("sp0.9-", "0.9")):
@@ -522,7 +522,7 @@ def at_speeds(whole: DataDir, path: Path, names: list[str]) -> Path:
 
 
 def test_speakers_are_looked_for_in_one_copy_of_a_recording(unchanged, world, tmp_path):
-    """The same figures as of an experiment without the copies."""
+    """Figures equal those of an experiment without the copies."""
     whole = DataDir.read(world / "train")
     for name in ("c.yaml", "tokens"):
         (tmp_path / name).symlink_to(world / name)
@@ -560,7 +560,7 @@ def test_speech_of_one_server_speaker_is_held_out_at_all_speeds(world, done, tmp
 
 
 def test_speakers_of_the_server_are_held_out_as_a_whole(world, done):
-    """Nobody whom the decoder was trained on is among those that it is tried on."""
+    """No speaker of the decoder's training set is in its evaluation set."""
     owner, federation = DataDir.read(world / "server").utt2spk, Federation(done)
     drawn = set()
     for seed in range(5):
@@ -583,7 +583,7 @@ def test_clients_speech_at_another_speed_is_still_theirs(world, done, tmp_path):
 
 
 def test_features_of_other_audio_are_refused(world, tmp_path, cli):
-    """The server takes them: it has nothing to compare them with."""
+    """The server accepts them, since it has nothing to compare them with."""
     path = begin(world, tmp_path / "exp", stage1=0)
     cli("sample", path).ok()
     cli("train-local", path).ok()

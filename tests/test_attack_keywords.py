@@ -26,7 +26,7 @@ SMALL = ("--set", "a2.width=8", "--set", "a2.epochs=1", "--set", "a2.network=0.2
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Two federations of other speakers, from one beginning; all take part in both rounds."""
+    """Make two federations of different speakers with one initial model and full participation."""
     root = tmp_path_factory.mktemp("keywords")
     keywords.pack(root / "indicator", {"xen": [0, 0, 2, 1], "yan": [0, 0, 1, 1]})
     keywords.config_file(root / "c.yaml", rounds=2, keep_updates=True)
@@ -56,17 +56,17 @@ def test_a2_on_two_rounds_of_keyword_networks(world, tmp_path):
     command = ("attack", "a2", world / "known", world / "exp")
     inside(*command, tmp_path, *TWO, *options, "--resamples", "20").ok()
     rows = read_tsv(tmp_path / "a2.h1.tsv", COLUMNS)
-    # A speaker's two models are those of two rounds: 4 pairs of 28.
+    # A speaker's two models are from two rounds: 4 pairs of 28.
     assert {(row["targets"], row["others"]) for row in rows} == {("4", "24")}
     assert all(np.isfinite(float(row["minCllr"])) for row in rows)
     names = [line.split()[0] for line in (tmp_path / "a2.h1.scp").read_text().splitlines()]
-    # Those under attack, and those known who have not trained the network.
+    # The attacked speakers, and the known ones outside the network's training set.
     attacked = [one for one in names if one[:3] in PEOPLE["exp"]]
     assert attacked == [f"{one}-r000{number}" for one in PEOPLE["exp"] for number in (1, 2)]
     assert len({one[:3] for one in names} & {*KNOWN}) == 6 and len(names) == 20
-    # Of one round no speaker has two models.
+    # In one round, no speaker has two models.
     inside(*command, tmp_path, *options).fails(1, "no speaker has two models; give a second")
-    inside(*command, tmp_path, *options, *TWO[:2], *TWO[:2]).fails(2, "a round comes twice")
+    inside(*command, tmp_path, *options, *TWO[:2], *TWO[:2]).fails(2, "a round is duplicated")
 
 
 def test_a1_sex_membership_and_costs_of_keyword_networks(world, tmp_path):
@@ -80,7 +80,7 @@ def test_a1_sex_membership_and_costs_of_keyword_networks(world, tmp_path):
 
     inside("attack", "a1", look("exp", "two", *TWO), tmp_path, "--resamples", "20").ok()
     rows = read_tsv(tmp_path / "a1.tsv", COLUMNS)
-    # Two models of each of four people.
+    # Two models of each of four speakers.
     assert {(row["targets"], row["others"]) for row in rows} == {("4", "24")}
     lines = [
         f"{one}\t{one}\t{'fm'[number % 2]}\t{one}\n"
@@ -106,7 +106,7 @@ def test_a1_sex_membership_and_costs_of_keyword_networks(world, tmp_path):
 
 
 def test_models_that_are_not_finite_are_named_by_all_attacks(world, tmp_path):
-    """Also where all of an experiment's are; nothing is then trained on fewer than one thinks."""
+    """If all of an experiment's models are non-finite, none is silently left out of training."""
     for name in PEOPLE:
         shutil.copytree(world / name, tmp_path / name)
     exp = tmp_path / "exp"

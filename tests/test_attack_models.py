@@ -1,4 +1,4 @@
-"""Attacks on the models that clients sent: on federations of simulated speakers."""
+"""Attacks on client updates, on federations of simulated speakers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from conftest import inside
 from safetensors.numpy import load_file, save_file
 from simulated import one_speaker_each
 
-from fedtools.attack.a2 import Look as LookA2
-from fedtools.attack.a2 import Side
-from fedtools.attack.footprint_files import Look, Prints, read_footprints, write_footprints
+from fedtools.attack.a2 import A2Setup, Side
+from fedtools.attack.footprint_files import (
+    FootprintSetup,
+    Prints,
+    read_footprints,
+    write_footprints,
+)
 from fedtools.attack.verify import COLUMNS as VERIFIED
 from fedtools.attack.verify import decide, known_speakers, make_trials, read_models
 from fedtools.attack.victims import find_victims, sound_victims
@@ -30,7 +34,7 @@ from fedtools.models.asr import build_model
 from fedtools.score.verification import equal_error_rate
 
 SPEAKERS = ("ann", "bob", "cat", "dan")
-# Two models of each speaker, from other utterances.
+# Two models of each speaker, from different utterances.
 CLIENTS = [f"{speaker}-m{number}" for speaker in SPEAKERS for number in (1, 2)]
 
 
@@ -53,7 +57,7 @@ def world(tmp_path_factory) -> Path:
 
 
 def by_hand(world: Path, number: int, client: str, layer: int, part: str) -> np.ndarray:
-    """Mean and deviation of the differences, from the files of the experiment."""
+    """Return mean and deviation of the differences, from the files of the experiment."""
     folder = world / "exp" / f"round_{number:04d}"
     for table in sorted(folder.glob("update.*.tsv")):
         clients = [row["client"] for row in read_tsv(table, COLUMNS)]
@@ -90,8 +94,8 @@ def by_hand(world: Path, number: int, client: str, layer: int, part: str) -> np.
 def test_footprints_of_an_experiment(world, tmp_path, jobs, part):
     federation = Federation(world / "exp")
     for job in range(1, jobs + 1):
-        look = Look([1, 2], part, held=3)
-        write_footprints(federation, world / "indicator", tmp_path, look, job, jobs)
+        setup = FootprintSetup([1, 2], part, held=3)
+        write_footprints(federation, world / "indicator", tmp_path, setup, job, jobs)
     prints = read_footprints(tmp_path)
     assert prints.models == sorted(f"{one}-r000{n}" for one in CLIENTS for n in (1, 2))
     assert prints.speakers == [name[:3] for name in prints.models]
@@ -105,20 +109,20 @@ def test_footprints_of_an_experiment(world, tmp_path, jobs, part):
 
 def test_what_is_there_is_not_made_again(world, tmp_path):
     federation = Federation(world / "exp")
-    table = write_footprints(federation, world / "indicator", tmp_path, Look([1]))
+    table = write_footprints(federation, world / "indicator", tmp_path, FootprintSetup([1]))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    write_footprints(federation, world / "indicator", tmp_path, Look([1]))
+    write_footprints(federation, world / "indicator", tmp_path, FootprintSetup([1]))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-    # A layer that is gone is told, and made again.
+    # A missing layer is reported, and made again.
     (gone,) = tmp_path.glob("footprints.1.03-*.scp")
     gone.unlink()
     with pytest.raises(UserError, match=r"03-tdnn3\.scp: missing; run fedtools attack footprints"):
         read_footprints(tmp_path)
-    write_footprints(federation, world / "indicator", tmp_path, Look([1]))
+    write_footprints(federation, world / "indicator", tmp_path, FootprintSetup([1]))
     assert len(read_footprints(tmp_path).layers) == 4
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    # Other options make it anew, and nothing of before stays.
-    write_footprints(federation, world / "indicator", tmp_path, Look([1], highest=2))
+    # Other options replace it, and no earlier file stays.
+    write_footprints(federation, world / "indicator", tmp_path, FootprintSetup([1], highest=2))
     assert list(read_footprints(tmp_path).layers) == ["tdnn1", "tdnn2"]
     assert table.stat().st_mtime_ns != before[table]
 
@@ -136,7 +140,7 @@ def test_a_model_that_is_not_finite_or_was_not_sent_is_named(world, tmp_path, ca
     table.write_text(
         lines[0] + lines[1].replace("\tok\n", "\tdiverged: loss nan\n") + "".join(lines[2:])
     )
-    write_footprints(Federation(path), world / "indicator", tmp_path / "out", Look([1]))
+    write_footprints(Federation(path), world / "indicator", tmp_path / "out", FootprintSetup([1]))
     said = capsys.readouterr().err
     assert f"{bad}: refused: NaN or Inf in tensor 'ctc.ctc_lo.bias'" in said
     assert f"{gone}: refused: left out by its job: diverged: loss nan" in said
@@ -151,28 +155,30 @@ def test_a_model_whose_activations_are_not_finite_is_named(world, tmp_path, caps
     stacked[name][0] = -1
     save_file(stacked, update)
     bad = read_tsv(update.with_suffix(".tsv"), COLUMNS)[0]["client"]
-    out, look = tmp_path / "out", Look([1])
-    write_footprints(Federation(path), world / "indicator", out, look)
+    out, setup = tmp_path / "out", FootprintSetup([1])
+    write_footprints(Federation(path), world / "indicator", out, setup)
     told = capsys.readouterr().err
     assert f"{bad}: refused: activations of layer tdnn3 are not finite" in told
     assert read_footprints(out).models == sorted({*CLIENTS} - {bad})
     before = {one.name: one.read_bytes() for one in out.iterdir()}
     with pytest.raises(UserError, match="is a speaker of the training data and of the Indicator"):
-        write_footprints(Federation(path), world / "train", out, look)
+        write_footprints(Federation(path), world / "train", out, setup)
     assert {one.name: one.read_bytes() for one in out.iterdir()} == before
 
 
 def test_mistakes_are_told(world, tmp_path):
     federation = Federation(world / "exp")
     with pytest.raises(UserError, match="'ann' is a speaker of the training data and of the Ind"):
-        write_footprints(federation, world / "train", tmp_path / "a", Look([1]))
+        write_footprints(federation, world / "train", tmp_path / "a", FootprintSetup([1]))
     with pytest.raises(UserError, match="layer 5: there are 4, tdnn1 to tdnn4; take 1 to 4"):
-        write_footprints(federation, world / "indicator", tmp_path / "a", Look([1], highest=5))
+        write_footprints(
+            federation, world / "indicator", tmp_path / "a", FootprintSetup([1], highest=5)
+        )
     with pytest.raises(UserError, match="round 3 is not complete"):
         find_victims(federation, [3])
     with pytest.raises(UserError, match="no footprints here"):
         read_footprints(tmp_path)
-    write_footprints(federation, world / "indicator", tmp_path / "b", Look([1]), 1, 2)
+    write_footprints(federation, world / "indicator", tmp_path / "b", FootprintSetup([1]), 1, 2)
     with pytest.raises(UserError, match=r"models\.2\.tsv: missing.*--job 2"):
         read_footprints(tmp_path / "b")
     path = shutil.copytree(world / "exp", tmp_path / "exp")
@@ -183,22 +189,22 @@ def test_mistakes_are_told(world, tmp_path):
 
 
 def test_persons_of_the_indicator_are_in_no_training(world, tmp_path, monkeypatch):
-    """Where speakers are talks, of which a person may have several."""
+    """Where speakers are talks, a person may have several."""
     for name in ("train", "indicator"):
         shutil.copytree(world / name, tmp_path / name)
     add_persons(tmp_path / "train", {"ann": "Eve"})
     federation, indicator = Federation(world / "exp"), tmp_path / "indicator"
     monkeypatch.setattr(federation.task, "data_path", lambda split, *_: tmp_path / split)
-    write_footprints(federation, indicator, tmp_path / "unknown", Look([1]))
+    write_footprints(federation, indicator, tmp_path / "unknown", FootprintSetup([1]))
     add_persons(indicator, {"xen": "Xenia"})
-    write_footprints(federation, indicator, tmp_path / "apart", Look([1]))
+    write_footprints(federation, indicator, tmp_path / "apart", FootprintSetup([1]))
     add_persons(indicator, {"xen": "Eve"})
     with pytest.raises(UserError, match=r"indicator/utt2person: 'Eve' is also in .*train/utt2pers"):
-        write_footprints(federation, indicator, tmp_path / "out", Look([1]))
+        write_footprints(federation, indicator, tmp_path / "out", FootprintSetup([1]))
 
 
 def add_persons(path: Path, persons: dict[str, str]) -> None:
-    """Write utt2person: what utterances' names begin with, of whom some are somebody else."""
+    """Write utt2person from prefixes of utterance names, some of which belong to another person."""
     names = {utt: utt[:3] for utt in DataDir.read(path).utterances}
     table = {utt: persons.get(name, name) for utt, name in names.items()}
     write_table(path / "utt2person", table)
@@ -208,7 +214,9 @@ def test_fewer_jobs_leave_nothing_of_more(world, tmp_path):
     federation = Federation(world / "exp")
     for jobs in (3, 2):
         for job in range(1, jobs + 1):
-            write_footprints(federation, world / "indicator", tmp_path, Look([1]), job, jobs)
+            write_footprints(
+                federation, world / "indicator", tmp_path, FootprintSetup([1]), job, jobs
+            )
         assert read_footprints(tmp_path).models == CLIENTS
         assert len(list(tmp_path.glob("models.*.tsv"))) == jobs
     assert not list(tmp_path.glob("footprints.3.*"))
@@ -234,7 +242,7 @@ def test_a1_decides_trials_by_distance(looked, world, tmp_path):
     assert [(row["layer"], row["scores"]) for row in rows] == [
         (f"tdnn{n}", name) for n in (1, 2, 3, 4) for name in ("both", "means", "deviations")
     ]
-    # Four speakers with four models each, the two rounds taken together: 6 pairs each.
+    # Four speakers with four models each, over two rounds: 6 pairs each.
     assert {(row["targets"], row["others"]) for row in rows} == {("24", "96")}
     prints = read_footprints(out)
     trials = [line.split() for line in (out / "trials.easy").read_text().splitlines()]
@@ -253,7 +261,7 @@ def test_a1_decides_trials_by_distance(looked, world, tmp_path):
     both = np.array([float(score) for *_, score in scores])
     kinds = np.array([kind == "target" for *_, kind in trials])
     assert float(found["tdnn2"]["EER%"]) == pytest.approx(equal_error_rate(both, kinds), abs=0.01)
-    # Another weight is another score, the files are the same again with the same options.
+    # Another weight gives another score; the same options give the same files.
     before = (out / "a1.tsv").read_bytes()
     inside("attack", "a1", out, out, "--resamples", "50", "--set", "a1.alpha=[1, 0]").ok()
     rows = {(row["layer"], row["scores"]): row for row in read_tsv(out / "a1.tsv", VERIFIED)}
@@ -274,7 +282,7 @@ DIFFERENT = {
 
 @pytest.fixture(scope="module")
 def two(world, known, tmp_path_factory) -> tuple[Path, Path]:
-    """Footprints of two experiments, which can be compared."""
+    """Make comparable footprints of two experiments."""
     found = []
     for name in ("exp", "known"):
         out = tmp_path_factory.mktemp(name)
@@ -291,7 +299,7 @@ def test_footprints_of_other_kinds_are_not_compared(world, two, tmp_path, what):
     options = {"--indicator": world / "indicator", "--round": "1"}
     options |= dict(zip(DIFFERENT[what][::2], DIFFERENT[what][1::2], strict=True))
     if what == "Indicator":
-        # The same utterances at the same places, otherwise spoken.
+        # The same utterances at the same places, with other audio.
         simulated.data_dir(tmp_path / "other", ["xen", "yan"], 4, seed=6)
         options["--indicator"] = tmp_path / "other"
     if what == "kind of network":
@@ -309,7 +317,9 @@ def test_footprints_of_other_kinds_are_not_compared(world, two, tmp_path, what):
 def test_jobs_with_other_options_are_told(world, tmp_path):
     federation = Federation(world / "exp")
     for job, part in ((1, "relu"), (2, "affine")):
-        write_footprints(federation, world / "indicator", tmp_path, Look([1], part), job, 2)
+        write_footprints(
+            federation, world / "indicator", tmp_path, FootprintSetup([1], part), job, 2
+        )
     with pytest.raises(UserError, match=r"2\.yaml: the part of the layers differs from that of"):
         read_footprints(tmp_path)
 
@@ -319,7 +329,7 @@ def test_trials_by_recording(looked, world, tmp_path):
     table = tmp_path / "models.tsv"
     lines = ["model\tspeaker\tgender\ttalks\tseconds\n"]
     for name in read_footprints(out).models:
-        # Bob's models are all of one talk, those of others of two; of Dan's talks nothing is known.
+        # All of Bob's models are of one talk, the other speakers' of two; Dan's talks are unknown.
         talk = f"{name[:3]}-{'t' if name.startswith('bob') else name[5]}"
         talk = "" if name.startswith("dan") else f"{talk},{talk}-more"
         lines.append(f"{name}\t{name[:3]}\tf\t{talk}\t1.0\n")
@@ -350,7 +360,7 @@ def test_trials_by_recording(looked, world, tmp_path):
         assert [row for row in pairs[kind] if row not in own] == [
             row for row in pairs["easy"] if row[2] == "nontarget"
         ]
-    # Where a speaker is a talk, no target pair is of two.
+    # Where a speaker is a talk, no target pair is of two talks.
     talks = [line.split("\t") for line in lines[1:]]
     same = ["\t".join([*line[:3], line[1], line[4]]) for line in talks]
     table.write_text("".join([lines[0], *same]))
@@ -364,7 +374,7 @@ def test_trials_by_recording(looked, world, tmp_path):
 
 
 def test_two_talks_of_a_person_are_in_no_trial(tmp_path):
-    """Where a speaker is a talk, they are neither of one speaker nor of two people."""
+    """Where speakers are talks, two talks of a person are neither target nor non-target."""
     table, lines = tmp_path / "models.tsv", ["model\tspeaker\tgender\tperson\ttalks\n"]
     for talk in ("ann1", "ann2", "bob1"):
         lines += [f"{talk}-m{n}\t{talk}\tf\t{talk[:3]}\t{talk}\n" for n in (1, 2)]
@@ -377,10 +387,10 @@ def test_two_talks_of_a_person_are_in_no_trial(tmp_path):
     ]
     rest = [{one[:3], other[:3]} for one, other, target in pairs if not target]
     assert rest == [{"ann", "bob"}] * 8
-    # Without that column nothing is known of it.
+    # Without that column, persons are unknown.
     unknown = {name: replace(model, person="") for name, model in models.items()}
     assert sum(~make_trials(unknown, others=0)["easy"].targets) == 12
-    # Nor is who is taken for the same person's other talk not found.
+    # A person found only by the other talk's name is reported.
     names = sorted(models)
     people = np.array([models[name].person for name in names])
     scores = (people[:, None] == people) + 0.1 * np.array([
@@ -423,7 +433,7 @@ KNOWN = ("kim", "lou", "mia", "ned", "oda", "pia", "rob", "sue")
 
 @pytest.fixture(scope="module")
 def known(world) -> Path:
-    """Models of other people, trained from the same beginning."""
+    """Train models of other people, from the same initial model."""
     people = [f"{one}-m{number}" for one in KNOWN for number in (1, 2)]
     one_speaker_each(simulated.data_dir(world / "known_train", people, 3, seed=3))
     path = world / "known"
@@ -437,7 +447,7 @@ def known(world) -> Path:
 
 
 A2 = ("--layer", "2", "--set", "a2.width=16", "--set", "a2.epochs=2", "--resamples", "50")
-# Of eight people who are known.
+# Eight known people.
 A2 += ("--set", "a2.network=0.25")
 
 
@@ -453,7 +463,7 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
     assert [row["scores"] for row in rows] == ways
     assert {(row["layer"], row["targets"], row["others"]) for row in rows} == {("h2", "4", "24")}
     assert {(row["defence"], row["attacker"]) for row in rows} == {("none", "-")}
-    # Cllr of the ratios as they were written; other scores have none.
+    # Cllr of the ratios as written; other scores have none.
     scored = [line.split() for line in (out / "a2.h2.easy").read_text().splitlines()]
     costs = {True: [], False: []}
     for one, other, ratio in scored:
@@ -463,7 +473,7 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
     assert float(rows[0]["Cllr"]) == pytest.approx(expected, rel=1e-4, abs=1e-3)
     assert float(rows[0]["minCllr"]) <= expected + 1e-3
     assert [row["Cllr"] == "-" for row in rows] == [False, False, True, True]
-    # The other two of those who are known have trained the network.
+    # The other two known people have trained the network.
     scp = [line.split()[0] for line in (out / "a2.h2.scp").read_text().splitlines()]
     assert [one for one in scp if one[:3] in SPEAKERS] == CLIENTS
     left = [one for one in scp if one[:3] in KNOWN]
@@ -471,17 +481,17 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
     trials = (out / "trials.easy").read_text().splitlines()
     scores = (out / "a2.h2.easy").read_text().splitlines()
     assert [one.split()[:2] for one in trials] == [one.split()[:2] for one in scores]
-    # The same command, the same bytes.
+    # The same command writes the same bytes.
     again = tmp_path / "again"
     inside("attack", "a2", known, world / "exp", again, *options).ok()
     assert (again / "a2.h2.easy").read_bytes() == (out / "a2.h2.easy").read_bytes()
 
 
 def test_models_of_a_round_differ_from_what_that_round_began_with(world):
-    """Equation 1 is of the global model that a client was sent, in later rounds, too."""
+    """Equation 1 uses the global model that a client was sent, in later rounds, too."""
     federation = Federation(world / "exp")
-    own, look = sound_victims(federation, [1, 2]), LookA2([1, 2])
-    side = Side.open(federation, own, world / "indicator", look, 2)
+    own, setup = sound_victims(federation, [1, 2]), A2Setup([1, 2])
+    side = Side.open(federation, own, world / "indicator", setup, 2)
     views = list(side.views("", 0))
     begun = []
     for number, view in enumerate(views, 1):
@@ -518,7 +528,7 @@ def test_a2_wants_disjoint_people_and_one_beginning(world, known, tmp_path):
     options = (*A2, "--indicator", world / "indicator", "--defence", "noise")
     done = inside("attack", "a2", known, world / "exp", tmp_path / "x", *options)
     done.fails(1, "invalid defence 'noise' in 'noise'")
-    # Before anything is trained.
+    # Before any training.
     (tmp_path / "models.tsv").write_text("model\tspeaker\tgender\ttalks\nann-m1\tbob\tf\t\n")
     options = (*A2, "--indicator", world / "indicator", "--models", tmp_path / "models.tsv")
     done = inside("attack", "a2", known, world / "exp", tmp_path / "x", *options)
@@ -532,7 +542,7 @@ def test_a1_on_two_experiments_together(world, known, looked, tmp_path):
         inside("attack", "footprints", world / part.name, part, *options).ok()
     inside("attack", "a1", *parts, tmp_path / "both", "--resamples", "50").ok()
     rows = read_tsv(tmp_path / "both" / "a1.tsv", VERIFIED)
-    # Twelve speakers of two models each.
+    # Twelve speakers with two models each.
     assert {(row["targets"], row["others"]) for row in rows} == {("12", "264")}
     done = inside("attack", "a1", parts[0], parts[0], tmp_path / "both")
     done.fails(1, "'kim-m1' is also in another folder")
@@ -540,7 +550,7 @@ def test_a1_on_two_experiments_together(world, known, looked, tmp_path):
 
 
 def test_a1_behind_a_defence_wants_footprints_without_it(world, known, tmp_path):
-    """Of the models that are attacked and of a cohort; the score that learns has all attackers."""
+    """Footprints of attacked models and of a cohort are needed; all attackers have the score."""
     options = ("--indicator", world / "indicator", "--round", "1", "--highest", "2")
     for name in ("exp", "known"):
         for folder, more in ((name, ()), (f"{name}.bits", ("--defence", "bits=4"))):

@@ -1,4 +1,4 @@
-"""Attributes from footprints: on footprints that tell them, that do not, and by the command."""
+"""Attributes from footprints with and without information on them, and by the command."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Some = tuple[Prints, dict[str, str], dict[str, str]]
 def some(
     speakers: int, shift: float, own: float = 1.0, classes: str = "fm", size: int = 30
 ) -> Some:
-    """Two models of each speaker, who has a direction of its own; each class but one is shifted.
+    """Make two models per speaker, along its own direction; all classes but one are shifted.
 
     Returns:
-        footprints, and of each model its person and its class.
+        footprints, and each model's person and class.
     """
     random = np.random.default_rng(0)
     people, told, rows = {}, {}, []
@@ -58,7 +58,7 @@ def interval(row: dict[str, object], *names: str) -> tuple[float, float, float]:
 
 
 def test_what_shows_is_told_and_speakers_are_not_learnt_by_heart(tmp_path):
-    """Models of a speaker are nearly the same: trained on one of them, nobody errs on the other."""
+    """Models of a speaker are nearly the same, yet training on one does not help on the other."""
     for shift, least, most in ((10.0, 90, 100), (0.0, 20, 75)):
         (row,) = tell(some(40, shift), tmp_path)
         for name, low, high in (("accuracy%", "low", "high"), ("AUC%", "AUClow", "AUChigh")):
@@ -72,7 +72,7 @@ def test_what_shows_is_told_and_speakers_are_not_learnt_by_heart(tmp_path):
 
 @pytest.mark.parametrize("classes", ["fm", "abcd"])
 def test_a_speaker_in_training_and_test_would_be_seen(tmp_path, classes):
-    """Where each model passes for a person, what is learnt by heart looks like an attribute."""
+    """If each model counted as a person, memorised speakers would look like an attribute."""
     found = some(40, 0.0, classes=classes)
     (row,) = tell(found, tmp_path)
     chance = 100 / len(classes)
@@ -82,18 +82,18 @@ def test_a_speaker_in_training_and_test_would_be_seen(tmp_path, classes):
         assert number(leaky, name) > number(row, name) + 20
         assert number(leaky, low) > (chance if name == "accuracy%" else 50)
     parts = deal([f"s{index}" for index in range(40)], np.arange(40) % len(classes), 0)
-    # Of every class as many in each part as can be.
+    # Each part has as equal a share of every class as possible.
     counts = np.array([np.bincount(parts[kind :: len(classes)], minlength=10) for kind in range(2)])
     assert counts.max() - counts.min() <= 1 and set(parts) == set(range(10))
 
 
 @pytest.mark.parametrize(("classes", "shift"), [("fm", 1.5), ("abc", 3.0), ("abcd", 0.0)])
 def test_the_area_is_what_the_distance_of_classes_makes_it(tmp_path, classes, shift):
-    """Of one value, N(0, 1) or N(d, 1), the area is Phi(d / sqrt 2); of nothing it is a half."""
+    """For one value, N(0, 1) or N(d, 1), the area is Phi(d / sqrt 2); without values, a half."""
     found = some(400, shift, classes=classes, size=len(classes))
     (row,) = tell(found, tmp_path)
     low, high = number(row, "AUClow"), number(row, "AUChigh")
-    # Mean and deviation tell it twice, independently: the distance is sqrt(2) d.
+    # Mean and deviation show it independently: the distance is sqrt(2) d.
     known = 100 * norm.cdf(shift) if classes == "fm" else 50.0
     if classes == "abc":
         assert low > 90
@@ -104,7 +104,7 @@ def test_the_area_is_what_the_distance_of_classes_makes_it(tmp_path, classes, sh
 
 
 def test_classes_of_other_people_are_chance(tmp_path):
-    """Permuted, an attribute that shows is at chance, and where none shows p is not small."""
+    """Permuted labels bring a visible attribute to chance, and without one p is not small."""
     (row,) = tell(some(40, 10.0), tmp_path, permutations=19)
     assert row["p"] == "0.050" and abs(number(row, "permuted%") - 50) < 10
     ps, held = [], []
@@ -118,14 +118,14 @@ def test_classes_of_other_people_are_chance(tmp_path):
         held.append(number(row, "low") <= 50 <= number(row, "high"))
         held.append(number(row, "AUClow") <= 50 <= number(row, "AUChigh"))
         ps.append(number(row, "p"))
-    # Of six and of twelve one may err by chance.
+    # Of six and of twelve, one may be wrong by chance.
     assert sorted(ps)[1] > 0.1 and sum(held) >= 11
     assert tell(some(40, 10.0), tmp_path)[0]["p"] == "-"
 
 
 @pytest.mark.parametrize("speakers", [8, 40])
 def test_intervals_hold_the_binomial_one(tmp_path, speakers):
-    """Draws of speakers who are all told right know of no error; of eight there are no draws."""
+    """With all speakers right, resampling has no errors; with eight speakers there are no draws."""
     (row,) = tell(some(speakers, 100.0, 0.0), tmp_path)
     accuracy, *bounds = interval(row, "accuracy%", "low", "high")
     assert (accuracy == 100) == (speakers == 40)
@@ -135,7 +135,7 @@ def test_intervals_hold_the_binomial_one(tmp_path, speakers):
 
 
 def test_each_part_is_told_by_the_others():
-    """Labels of a part do not change what is said of it, nor does a class that it alone has."""
+    """A part's labels do not affect its own predictions, nor does a class found only in it."""
     random = np.random.default_rng(1)
     features, labels = random.normal(size=(40, 5)), np.arange(40) % 3
     parts = np.arange(40) // 4
@@ -159,7 +159,7 @@ def test_accuracy_is_the_mean_of_the_classes():
 
 def test_areas_are_those_of_scikit_learn():
     random = np.random.default_rng(2)
-    # Coarse, so that scores are equal.
+    # Coarse values, so that some scores are equal.
     scores, labels = random.integers(0, 6, (60, 3)) / 6, random.integers(0, 3, 60)
     weights = random.integers(0, 3, (4, 60)).astype(float)
     for own, area in zip(weights, areas(scores, labels, weights), strict=True):
@@ -177,7 +177,7 @@ def test_too_few_of_a_known_class_give_no_figures_and_a_line(tmp_path: Path, cap
     assert "and there are 3 of f, 3 of m" in said
     prints, people, told = some(40, 1.0)
     assert len(tell((prints, people, told), tmp_path)) == 1
-    # What an earlier run has left does not stay.
+    # Files of an earlier run are removed.
     empty = dict.fromkeys(told, "")
     assert tell((prints, people, empty), tmp_path) == []
     assert read_tsv(tmp_path / "attributes.tsv", COLUMNS) == []
@@ -196,7 +196,7 @@ def test_rare_classes_and_people_of_several_are_left_out(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> Path:
-    """Footprints of 24 speakers on disk, and the data that they learnt from."""
+    """Write footprints of 24 speakers, and the data from which they were learnt."""
     folder = tmp_path_factory.mktemp("written")
     prints, people, told = some(24, 10.0, classes="abc", size=6)
     out = folder / "prints"
@@ -235,10 +235,10 @@ def test_tables_of_utterances_and_of_speakers(written, tmp_path):
     assert age["classes"] == "18-65 8; <18 8; >=65 8"
     for row in (accent, age):
         assert float(row["accuracy%"]) > 90 and row["chance%"] == row["majority%"] == "33.3"
-    # An age that is an edge is of the class above it; of no class beyond 100 there is anybody.
+    # An age on an edge is in the class above it; the class beyond 100 is empty.
     told_by(written, tmp_path, *tables[2:], "--bins", "17,71,100").ok()
     assert read_tsv(tmp_path / "attributes.tsv", None)[0]["classes"] == "17-71 16; 71-100 8"
-    # Three ages are three classes.
+    # Three ages make three classes.
     told_by(written, tmp_path, *tables[2:]).ok()
     assert read_tsv(tmp_path / "attributes.tsv", None)[0]["classes"] == "17 8; 40.5 8; 71 8"
 

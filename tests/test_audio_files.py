@@ -1,4 +1,4 @@
-"""Recordings in wave arks, as kaldiio and ESPnet's format_wav_scp write them."""
+"""Recordings in wave arks, as written by kaldiio and ESPnet's format_wav_scp."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_data(folder: Path, wav_scp: dict[str, str]) -> Path:
 
 
 def write_files(folder: Path) -> Path:
-    """Data whose audio is in files, one for each utterance."""
+    """Write data whose audio is in files, one for each utterance."""
     wav_scp = {}
     for utt, samples in sounds().items():
         wav_scp[utt] = str(folder / f"{utt}.wav")
@@ -54,7 +54,7 @@ def write_files(folder: Path) -> Path:
 
 
 def write_ark(folder: Path, **options) -> dict[str, str]:
-    """The same audio in an ark; its scp as kaldiio writes it."""
+    """Write the same audio in an ark, with kaldiio's scp."""
     ark, scp = folder / "wav.ark", folder / "wav.scp"
     arrays = {utt: (RATE, samples) for utt, samples in sounds().items()}
     kaldiio.save_ark(str(ark), arrays, scp=str(scp), **options)

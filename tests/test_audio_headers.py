@@ -1,4 +1,4 @@
-"""How long recordings are by their headers, in every format but MP3: whole, cut off, and lying."""
+"""Lengths of recordings by their headers, in every format but MP3: intact, cut off, and wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedtools.audio.wave import AudioError, Wave, describe_recording, read_wave
 RATE = 16_000
 COUNT = 20_001
 SAMPLES = (np.random.default_rng(3).standard_normal((COUNT, 2)) * 3000).astype(np.int16)
-# What libsndfile writes, and how many bytes of each sample of a channel there are.
+# Formats that libsndfile writes, and their bytes per sample and channel.
 FORMATS = {
     "wav": ("WAV", "PCM_16", 2),
     "wav24": ("WAV", "PCM_24", 3),
@@ -60,14 +60,14 @@ def refused(folder: Path, raw: bytes, said: str) -> None:
     assert caught.value.reason in ("unreadable audio", "empty file")
 
 
-# --- whole ----------------------------------------------------------------------------------------
+# --- intact ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("channels", [1, 2])
 def test_all_samples_of_a_whole_file_are_read(tmp_path, name, channels):
     wave = read(tmp_path, encoded(name, channels))
-    # Of an odd number of bytes in an AIFF, libsndfile takes the one that fills them up for audio.
+    # For an odd number of bytes in an AIFF, libsndfile counts the padding byte as audio.
     count = COUNT + (name == "aifc" and channels == 1)
     assert (len(wave.samples), wave.rate, wave.channels) == (count, RATE, channels)
     expected = SAMPLES[:, :channels].mean(axis=1) / 32768
@@ -86,7 +86,7 @@ def test_all_samples_of_a_whole_file_are_read(tmp_path, name, channels):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path, name):
     raw = encoded(name)
-    # An odd number of bytes is filled up.
+    # An odd number of bytes is padded.
     audio = len(raw) - (name in CHUNKS and FORMATS[name][2] % 2)
     for place in (3, 30, 200, len(raw) // 3, len(raw) // 2, audio - 1000, audio - 2, audio - 1):
         refused(tmp_path, raw[:place], "cut off|not audio|damaged|no .* chunk|STREAMINFO|no bytes")
@@ -101,7 +101,7 @@ def test_a_cut_never_gives_other_samples(tmp_path_factory, name, data):
         found = read(folder, raw[:place]).samples
     except AudioError:
         return
-    # What fills an odd number of bytes up was lost.
+    # The padding byte was lost.
     assert place == len(raw) - 1 and name in CHUNKS and FORMATS[name][2] % 2
     np.testing.assert_array_equal(found, read(folder, raw).samples)
 
@@ -123,16 +123,16 @@ def test_changed_headers_give_audio_or_one_error(tmp_path_factory, name, changes
     assert len(wave.samples) <= 4 * COUNT
 
 
-# --- headers that lie -----------------------------------------------------------------------------
+# --- wrong headers --------------------------------------------------------------------------------
 
 
 def chunk_of(name: str, raw: bytes) -> int:
-    """Where the length of the chunk of audio is."""
+    """Return the position of the audio chunk's length."""
     return raw.index(b"SSND" if name.startswith("aif") else b"data") + 4
 
 
 def with_length(name: str, change: int) -> bytes:
-    """A file whose chunk of audio, and whose whole, are longer or shorter by its header."""
+    """Return a file whose header changes the length of its audio chunk and of the whole."""
     raw, order = bytearray(encoded(name)), ">" if name.startswith("aif") else "<"
     places = [(4, "I"), (chunk_of(name, raw), "I")]
     if name == "rf64":
@@ -174,7 +174,7 @@ def test_a_wav_that_was_written_into_a_pipe_is_read_to_its_end(tmp_path, unknown
 
 
 def patched(raw: bytes, *fields: tuple[int, bytes]) -> bytes:
-    """The same with other fields at some places."""
+    """Return the file with other fields at some positions."""
     changed = bytearray(raw)
     for place, field in fields:
         changed[place : place + len(field)] = field
@@ -202,7 +202,7 @@ def test_a_length_that_was_never_written_is_not_known(tmp_path):
         np.testing.assert_array_equal(
             read(tmp_path, raw).samples, SAMPLES[:, 0] / np.float32(32768)
         )
-    # No audio is none, whatever is behind it; and a recorder may have recorded silence.
+    # No audio is an error, whatever follows; a recorder may have recorded silence.
     for end, found in ((b"", 0), (b"LIST\x06\0\0\0INFOxy", 0), (bytes(2000), 1000)):
         assert len(read(tmp_path, patched(wav, (40, bytes(4)))[:44] + end).samples) == found
 
@@ -249,7 +249,7 @@ def test_the_count_of_samples_of_a_sphere_is_compared(tmp_path):
     for change, said in ((1, "cut off"), (5000, "cut off"), (-5000, "reports")):
         other = f"sample_count -i {COUNT + change}".encode().ljust(len(told))
         refused(tmp_path, raw.replace(told, other), said)
-    # What fills the last block of 1,024 bytes is no audio.
+    # The padding of the last block of 1,024 bytes is not audio.
     filled = raw + bytes(1024 - len(raw) % 1024)
     assert len(read(tmp_path, filled).samples) == COUNT
     np.testing.assert_array_equal(read(tmp_path, filled).samples, read(tmp_path, raw).samples)
@@ -268,7 +268,7 @@ def test_the_count_of_samples_of_a_flac_is_compared(tmp_path, name):
         (1, "reports"),
     ):
         refused(tmp_path, raw[:18] + struct.pack(">Q", word - COUNT + told) + raw[26:], said)
-    # 0 is of a length that is not known: written into a pipe.
+    # 0 means an unknown length: written into a pipe.
     piped = raw[:18] + struct.pack(">Q", word - COUNT) + raw[26:]
     np.testing.assert_array_equal(read(tmp_path, piped).samples, SAMPLES[:, 0] / np.float32(32768))
     refused(tmp_path, piped[:-100], "cut off|damaged")

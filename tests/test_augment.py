@@ -1,4 +1,4 @@
-"""Time shifts and noise: what is drawn, and what is done with it."""
+"""Time shifts and noise: random draws, and their application."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_clips_run_through_shuffles_without_a_clip_twice_in_a_batch(size, steps,
         assert getattr(drawn, field).shape == (steps, width)
     for row in drawn.clips:
         assert len(set(row)) == width
-    # Pass after pass is a permutation: no clip is ever two uses ahead of another.
+    # Each pass is a permutation: no clip is ever two uses ahead of another.
     stream = drawn.clips.reshape(-1).tolist()
     for begin in range(0, len(stream), size):
         part = stream[begin : begin + size]
@@ -55,7 +55,7 @@ def test_a_plan_is_a_function_of_its_key(size, steps, batch):
 
 
 def test_batches_are_random_even_across_shuffles():
-    """Over many rounds, every clip is as often in every batch, and with every other clip."""
+    """Over many rounds, all clips and all pairs of clips are equally frequent in batches."""
     uses = np.zeros((4, 5))
     pairs: Counter[tuple[int, ...]] = Counter()
     for round in range(3000):

@@ -1,4 +1,4 @@
-"""What scores embeddings in attack A2: on vectors of speakers, whose likelihood ratio is known."""
+"""Scoring of embeddings in attack A2, on speaker vectors with known likelihood ratios."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fedtools.speaker.plda import length_normalise
 
 WAYS = ["PLDA", "PLDA, cohort", "cosine", "cosine, cohort"]
 SIZE, UTTERANCES, MODELS = 24, 6, 2
-# Deviations of speakers, and of a speaker's models, by direction.
+# Standard deviations between speakers, and between a speaker's models, by direction.
 OWN = np.r_[np.full(12, 1.0), np.full(12, 0.2)]
 MODEL = np.r_[np.full(12, 0.3), np.full(12, 1.0)]
-# Of a model's utterances; and what these say, which is the same in all models.
+# Standard deviation of a model's utterances; their content is the same for all models.
 UTTERANCE = 2.0
 SAID = np.random.default_rng(99).normal(0, 5, (UTTERANCES, SIZE))
 
 
 def embedded(people: int, seed: int, own: np.ndarray = OWN, model: np.ndarray = MODEL) -> Learnt:
-    """Embeddings of so many speakers' models."""
+    """Return embeddings of several speakers' models."""
     random = np.random.default_rng(seed)
     speakers = np.repeat([f"{seed}-{number:03d}" for number in range(people)], MODELS)
     count = people * MODELS
@@ -34,13 +34,13 @@ def embedded(people: int, seed: int, own: np.ndarray = OWN, model: np.ndarray = 
 
 
 def pairs_of(learnt: Learnt) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Numbers of both models of each pair, and whether they are of one speaker."""
+    """Return the numbers of both models of each pair, and whether they are of one speaker."""
     pairs = np.triu_indices(len(learnt.vectors), 1)
     return pairs, learnt.speakers[pairs[0]] == learnt.speakers[pairs[1]]
 
 
 def true_ratios(learnt: Learnt, model: np.ndarray) -> np.ndarray:
-    """Log-likelihood ratios of all pairs' means over utterances, by whom has drawn them."""
+    """Return log-likelihood ratios of all pairs' means over utterances, by the generating model."""
     own, apart = np.diag(OWN**2), np.diag(model**2 + UTTERANCE**2 / UTTERANCES)
     total = own + apart
     same = multivariate_normal(np.zeros(2 * SIZE), np.block([[total, own], [own, total]]))
@@ -68,7 +68,7 @@ def all_scores(learnt: Learnt, attacked: Learnt, dimension: int = 20) -> dict[st
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_error_rates_are_those_of_the_true_ratio(seed):
-    """Of the two-covariance model, as it is: utterances differ by themselves alone."""
+    """Error rates are those of the two-covariance model if utterances differ independently."""
     nothing = 0 * MODEL
     attacked = embedded(150, seed, model=nothing)
     pairs, targets = pairs_of(attacked)
@@ -83,7 +83,7 @@ def test_error_rates_are_those_of_the_true_ratio(seed):
 @pytest.mark.parametrize("people", [20, 60])
 @pytest.mark.parametrize("told", [3.0, 1.0, 0.0])
 def test_calibrated_ratios_cost_hardly_more_than_they_must(people, told):
-    """Also where few people are known, whom PLDA is far too sure of, and where nothing is told."""
+    """Also with few known people, where PLDA is overconfident, and without speaker information."""
     attacked = embedded(100, 1, told * OWN)
     pairs, targets = pairs_of(attacked)
     excess: dict[str, list[float]] = {way: [] for way in CALIBRATED}
@@ -94,13 +94,13 @@ def test_calibrated_ratios_cost_hardly_more_than_they_must(people, told):
             costs.append(cllr(scores, targets) - min_cllr(scores, targets))
             least = {3.0: 0, 1.0: 0.4, 0.0: 0.95}[told]
             assert least < min_cllr(scores, targets) < least + 0.5
-    # Of twenty pairs of one speaker a regression does not dare to say more.
+    # With twenty target pairs, a regression cannot become more confident.
     for way, costs in excess.items():
         assert np.mean(costs) < (0.1 if people == 60 else 0.2), (way, costs)
 
 
 def test_a_ratio_is_calibrated_on_people_that_plda_has_not_learnt_from():
-    """Of few people, in many dimensions, it finds those again that it has learnt from."""
+    """With few people and many dimensions, PLDA recognises its own training people."""
     people, others = (embedded(count, seed, 0 * OWN) for count, seed in ((24, 0), (80, 1)))
     means = people.vectors.mean(1, dtype=float)
     pairs, targets = pairs_of(people)
@@ -108,16 +108,16 @@ def test_a_ratio_is_calibrated_on_people_that_plda_has_not_learnt_from():
     found = all_scores(people, others)
     for way in CALIBRATED:
         assert equal_error_rate(seen[way][pairs], targets) < 30
-        # A regression of what it says of them would be sure of itself.
+        # A regression on their scores would be overconfident.
         leaked = fit_ratios(seen[way][pairs][:, None], targets)
         assert np.abs(seen[way] * leaked.weights + leaked.offset).mean() > 0.7
         assert np.abs(found[way]).mean() < 0.3
 
 
 def test_scores_that_tell_nothing_keep_their_order(attacked):
-    """Even where by chance the models of two people are nearer than those of one."""
+    """Order is kept even if models of two people are by chance nearer than those of one."""
     known = embedded(20, 0)
-    # The two models of each speaker lie on either side of the middle.
+    # The two models of each speaker lie on either side of the mean.
     opposite = known.vectors - known.vectors.mean(0)
     opposite[1::2] = -opposite[::2]
     learnt = known._replace(vectors=opposite)
@@ -132,7 +132,7 @@ def test_scores_that_tell_nothing_keep_their_order(attacked):
 
 
 def test_scores_are_normed_by_the_models_that_are_learnt_from(known, attacked):
-    """S-norm, by hand."""
+    """Scores equal an independent S-norm over the training models."""
     means = attacked.vectors.mean(1, dtype=float)[:7]
     cohort = known.vectors.mean(1, dtype=float)
     back_end = BackEnd.learn(known, 20)
@@ -150,21 +150,21 @@ def test_scores_are_normed_by_the_models_that_are_learnt_from(known, attacked):
 
 
 def test_nothing_is_learnt_from_those_who_are_attacked(known, attacked):
-    """The score of a pair is the same whoever else is attacked."""
+    """The score of a pair does not depend on the other attacked models."""
     whole, few = (all_scores(known, some) for some in (attacked, attacked.of(np.arange(9))))
     for way in WAYS:
         np.testing.assert_allclose(few[way], whole[way][:9, :9], rtol=1e-9)
 
 
 def test_who_differs_otherwise_than_those_who_are_known_is_not_told(attacked):
-    """What differs between a known speaker's models is left out, also where others differ in it."""
+    """Directions in which known speakers' models vary are left out, also if others differ there."""
     known = embedded(60, 0, OWN[::-1], 3 * MODEL[::-1])
     pairs, targets = pairs_of(attacked)
     assert equal_error_rate(all_scores(known, attacked, 4)["PLDA"][pairs], targets) > 30
 
 
 def test_what_utterances_say_is_no_speakers(known, attacked):
-    """All models hear the same ones: what these differ in changes no score."""
+    """All models have the same utterances; differences between these change no score."""
     before = all_scores(known, attacked)
     quiet = (one._replace(vectors=one.vectors - SAID.astype("f4")) for one in (known, attacked))
     for way, found in all_scores(*quiet).items():
@@ -172,7 +172,7 @@ def test_what_utterances_say_is_no_speakers(known, attacked):
 
 
 def test_how_long_vectors_are_and_where_they_lie_does_not_matter(known, attacked):
-    """From the middle of those who are known, which is everybody's common part."""
+    """Only directions from the mean of the known models matter."""
     before = all_scores(known, attacked)
     middle, random = known.vectors.mean((0, 1), dtype=float), np.random.default_rng(5)
     longer = random.uniform(0.2, 5, (len(attacked.vectors), 1, 1))
@@ -183,7 +183,7 @@ def test_how_long_vectors_are_and_where_they_lie_does_not_matter(known, attacked
     shifted = (one._replace(vectors=one.vectors + shift) for one in (known, attacked))
     for way, found in all_scores(*shifted).items():
         np.testing.assert_allclose(found, before[way], rtol=1e-5, atol=1e-5)
-    # The middle is that of the known ones, also where it is not the others'.
+    # The mean is that of the known models, also if the attacked ones have another.
     apart = attacked._replace(vectors=attacked.vectors + 3 * np.eye(SIZE, dtype="f4")[0])
     means = apart.vectors.mean(1, dtype=float) - middle
     directions = means / np.linalg.norm(means, axis=1, keepdims=True)
@@ -194,7 +194,7 @@ def test_how_long_vectors_are_and_where_they_lie_does_not_matter(known, attacked
 def test_two_talks_of_a_person_calibrate_nothing():
     """Where a speaker is a talk, they are neither of one speaker nor of two people."""
     known = embedded(20, 0, 3 * OWN)
-    # Both talks of a person say the same of it.
+    # Both talks of a person have the same embeddings.
     vectors = known.vectors.reshape(10, 2, MODELS, UTTERANCES, SIZE).copy()
     middles = vectors.mean((2, 3), keepdims=True)
     vectors += middles[:, :1] - middles
@@ -202,7 +202,7 @@ def test_two_talks_of_a_person_calibrate_nothing():
     talks = Learnt(vectors.reshape(known.vectors.shape), known.speakers, people)
     apart = Calibrated.learn(talks, 5, 0).ratios
     taken = Calibrated.learn(talks._replace(people=talks.speakers), 5, 0).ratios
-    # Were they others, scores of one speaker would tell less.
+    # If they counted as others, target scores would be less informative.
     for way in CALIBRATED:
         assert apart[way].weights[0] > 1.1 * taken[way].weights[0]
 

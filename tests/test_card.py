@@ -1,4 +1,4 @@
-"""The leakage card: which figures of which tables it has, and where they stand."""
+"""The leakage card: its figures' source tables and their places."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def trial(attack, defence, attacker, layer, scores, kind, rate):
 
 @pytest.fixture
 def results(tmp_path):
-    """Tables of attacks with rates that tell where they came from."""
+    """Write tables of attacks with rates that identify their source."""
     for number, defence in enumerate(DEFENCES):
         folder = tmp_path / "attacks" / f"defence{number}"
         whose = ATTACKERS if number else ("-",)
@@ -68,7 +68,7 @@ def test_attacker_and_defence_have_a_cell_each(results):
     text = (results / "card.md").read_text(encoding="utf-8")
     assert done.out == text
     table = [line for line in text.splitlines() if line.startswith("| weights: same speaker, oth")]
-    # A line for each attacker, where what it reads without a defence is the same.
+    # A line for each attacker, even where they read the same without a defence.
     assert [line.split("|")[2].strip() for line in table] == list(ATTACKERS)
     assert all("201.0 [200.0, 202.0]" in line for line in table)
     assert "`keep=*.running_*`" in text
@@ -145,7 +145,7 @@ def test_page_gets_a_section_and_the_picture(results, tmp_path):
 
 
 def test_picture_is_darker_where_more_leaks(tmp_path):
-    """The mean of the blue of two cards that differ by one rate."""
+    """The darkness is the mean blue of two cards that differ by one rate."""
     shades = []
     for rate in (2.0, 48.0):
         folder = tmp_path / str(rate) / "attacks"

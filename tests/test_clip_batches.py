@@ -1,4 +1,4 @@
-"""Clips as networks hear them: Kaldi's features of what was packed, and draws of one's own."""
+"""Clips as network inputs: Kaldi's features of packed clips, and independent random draws."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def heard(wave: np.ndarray) -> np.ndarray:
-    """Kaldi's MFCC, brought near to zero mean and unit variance by the same numbers for all."""
+    """Return Kaldi's MFCC, normalised by shared constants to about zero mean and unit variance."""
     mfcc = kaldi_mfcc(wave.astype(np.float32), 40, 30, 10, 16_000)
     mfcc[:, 0] -= 100
     return mfcc / 16
@@ -45,7 +45,7 @@ def test_what_is_measured_is_the_clips_as_they_are(folder):
 
 
 def test_what_is_trained_on_is_shifted_and_noisy(folder):
-    """Of three clients, two with fewer clips than a batch: their own labels, each client a mean."""
+    """Of three clients, two have fewer clips than a batch: labels and means are per client."""
     waves, noise = np.load(folder / "clips.npy"), np.load(folder / "noise.npy")
     clips = ClipFeatures(Clips.read(folder), ScaledMfcc(), torch.device("cpu"))
     options = Augment(time_shift_ms=100, noise_volume=0.5, noise_probability=0.8)
@@ -76,7 +76,7 @@ def test_what_is_trained_on_is_shifted_and_noisy(folder):
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory) -> Path:
-    """Two clients with as many clips of each class, and a round of each of two seeds."""
+    """Return two clients with as many clips of each class, and a round of each of two seeds."""
     root = tmp_path_factory.mktemp("twins")
     for split in ("train", "test"):
         keywords.pack(root / split, {"ann": [3] * 4, "bob": [3] * 4})
@@ -109,7 +109,7 @@ def test_draws_are_of_a_seed_a_round_a_client_and_a_purpose(twins, tmp_path):
                     ):
                         key = seed, number, purpose, name
                         drawn = [getattr(one, part).tobytes() for part in vars(one)]
-                        # In any company a client draws the same.
+                        # A client's draws do not depend on the other clients.
                         assert found.setdefault(key, drawn) == drawn
     assert len(found) == 16
     for part in range(4):

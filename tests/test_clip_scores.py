@@ -1,4 +1,4 @@
-"""What models say of each clip, and counts by speaker: against models loaded and run by hand."""
+"""Model scores of each clip, and counts by speaker, against models loaded and run by hand."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_scores_are_of_the_last_five_evaluations(world, cli, tmp_path, every, ro
         scp = read_table(exp / f"scores_test/round_{number:04d}.scp")
         found = np.stack([kaldiio.load_mat(scp[row[0]]) for row in truth])
         assert list(scp) == [row[0] for row in truth] and np.array_equal(found, logits.numpy())
-        # Counted clip by clip; one of silence stands for itself.
+        # Counted clip by clip; a clip of silence counts as a speaker of its own.
         clips, errors = Counter(), Counter()
         for (utterance, client, label, _), scores in zip(truth, found, strict=True):
             who = utterance if label == "_silence_" else client
@@ -68,7 +68,7 @@ def test_scores_are_of_the_last_five_evaluations(world, cli, tmp_path, every, ro
 
 
 def test_each_clients_own_model_hears_its_own_clips(world, cli, tmp_path):
-    """Of personal layers the scores are those that accuracy by client is measured with."""
+    """With personal layers, scores agree with accuracy by client."""
     pack(tmp_path / "train", {"ann": [4] * 4, "bob": [3, 2, 4, 5]})
     pack(tmp_path / "test", {"ann": [2] * 4, "bob": [1, 2, 3, 1]})
     exp = begun(tmp_path, cli, tmp_path, "--set", "method_conf.personal=[head.*]")

@@ -1,4 +1,4 @@
-"""Clips of other lengths than a second: what is cut and told, and networks made for them."""
+"""Clips of other lengths than a second: cutting, warnings, and networks made for them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ RATE = 16_000
 
 
 def clip(begin: float, seconds: float, whole: float = 2.0, noise: float = 0.0, seed: int = 0):
-    """A word of some seconds, from `begin`, in a recording: int16, its loudest samples 9,000."""
+    """Return a word of some seconds, from `begin`, in a recording: int16, loudest samples 9,000."""
     random = np.random.default_rng(seed)
     wave = noise * random.normal(0, 1, round(whole * RATE))
     time = np.arange(round(seconds * RATE)) / RATE
-    # Louder and softer, as syllables are; never less than 6 dB below the loudest.
+    # Louder and softer, like syllables; never less than 6 dB below the loudest.
     word = 9000 * (0.75 + 0.25 * np.cos(12 * np.pi * time)) * np.sin(2 * np.pi * 400 * time)
     at = round(begin * RATE)
     wave[at : at + len(word)] += word
@@ -52,14 +52,14 @@ def test_what_is_no_speech():
     click = clip(0.2, 0.5)
     click[round(1.5 * RATE) :][:160] = 9000
     assert end_of_speech(click, RATE) == 0
-    # Nothing but speech, which does not get softer.
+    # Only speech, which does not get softer.
     assert end_of_speech(clip(0, 2), RATE) / RATE == pytest.approx(2, abs=0.06)
     assert end_of_speech(clip(0.2, 0.5)) / RATE == pytest.approx(0.7, abs=0.06)
 
 
 @pytest.fixture
 def data(tmp_path):
-    """Makes a data directory of clips, one after the other."""
+    """Make a data directory of clips, in order."""
 
     def make(clips):
         names = {f"s-{number:02d}": wave for number, wave in enumerate(clips)}
@@ -85,7 +85,7 @@ def test_words_of_two_seconds_are_told_and_packed_whole(cli, data, tmp_path):
     done = cli(*command).ok()
     said = f"warning: {tmp_path / 'data'}: 10 of 10 clips lose speech beyond 1 s; give"
     assert f"{said} --clip-seconds 1.6 (run.sh: --clip_seconds)" in done.err
-    # What is advised loses a tenth at most.
+    # The advised length loses at most a tenth.
     assert "warning" not in cli(*command, "--clip-seconds", 1.6).ok().err
     assert cli(*command, "--clip-seconds", 2).ok().err == ""
     clips = Clips.read(tmp_path / "out")
@@ -103,7 +103,7 @@ def test_words_of_two_seconds_are_told_and_packed_whole(cli, data, tmp_path):
 
 @pytest.mark.parametrize("losing, told", [(0, False), (2, False), (3, True)])
 def test_more_than_a_tenth_is_told(cli, data, losing, told):
-    """All twenty are two seconds long; by their lengths each would be told."""
+    """All twenty are two seconds long; by their lengths each would be reported."""
     short = [clip(0.2, 0.5, noise=50, seed=number) for number in range(20 - losing)]
     command = data([*short, *[clip(0.5, 1)] * losing])
     assert ("lose speech" in cli(*command).ok().err) == told

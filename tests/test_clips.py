@@ -1,4 +1,4 @@
-"""Clips in one file: what is packed, what is read, and what is refused."""
+"""Clips in one file: packing, reading, and refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILES = sorted([*INDEX, "clips.npy", "clips.tsv", "noise.npy", "sha256sums"])
 
 
 def wave(name: str, samples: int) -> np.ndarray:
-    """Full-scale 16-bit noise of its own for each name."""
+    """Return full-scale 16-bit noise that depends on the name."""
     return np.random.default_rng([*name.encode()]).integers(-32768, 32768, samples, np.int16)
 
 
@@ -46,7 +46,7 @@ def expected(name: str) -> np.ndarray:
 
 @pytest.fixture
 def data(tmp_path) -> Path:
-    """Five clips of three speakers, classes, and two recordings of noise."""
+    """Make five clips of three speakers, classes, and two recordings of noise."""
     folder = tmp_path / "audio"
     folder.mkdir()
     lengths = SAMPLES | {"noise1": 30_000, "noise2": 17_000}
@@ -159,7 +159,7 @@ def test_other_sample_rates_are_resampled(data, cli):
 
 
 def test_noise_of_another_rate_is_resampled(data, cli):
-    """It would be heard slower, or faster, than it was recorded, and be of another length."""
+    """Otherwise it would sound slower, or faster, and have another length."""
     times = np.arange(48_000) / 24_000
     hum = (0.5 * np.sin(2 * np.pi * 200 * times)).astype(np.float32)
     soundfile.write(data / "audio" / "noise1.wav", hum, 24_000)
@@ -220,7 +220,7 @@ def test_a_label_that_is_no_class_is_named_with_its_line(data, cli):
         ("data/wav.scp", "z-1 ", "z-0 ", "'z-1' is missing"),
         ("data/wav.scp", "z-1 /", "z-1 cat /", "a pipe"),
         ("data/utt2spk", "z-2 z", "z-2 ..", "utt2spk:5: speaker '..' is not usable"),
-        ("classes.txt", "yes\n", "no\n", "classes.txt:2: 'no' comes twice"),
+        ("classes.txt", "yes\n", "no\n", "classes.txt:2: 'no' is duplicated"),
         ("classes.txt", "yes\n", "\n", "classes.txt:2: '' is not one word"),
         ("classes.txt", "no\nyes\n_silence_\n", "", "classes.txt: empty"),
         ("noise.scp", "noise2 ", "noise2 ~", "noise.scp:2: the file name"),
@@ -254,13 +254,13 @@ def packed(folder: Path) -> Path:
 
 
 def sum_again(folder: Path) -> None:
-    """Write sums of the index as it is now, as if it had been packed like this."""
+    """Write checksums of the current index, as if it had been packed like this."""
     sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in INDEX}
     (folder / "sha256sums").write_text("".join(f"{sums[name]}  {name}\n" for name in sums))
 
 
 def refused(folder: Path, *said: str) -> None:
-    """The clips are refused in one line."""
+    """Check that the clips are refused in one line."""
     with pytest.raises(UserError) as error:
         Clips.read(folder)
     assert all(text in str(error.value) for text in said) and "\n" not in str(error.value)
@@ -307,7 +307,7 @@ def test_what_is_read_is_what_the_table_says(tmp_path, owners, classes):
 
 @pytest.mark.parametrize("clients", [1, 4095, 4096, 4097, 9000])
 def test_entropies_of_many_clients(tmp_path, clients):
-    """They are counted in blocks of clients; nobody may fall between two."""
+    """Entropies are counted in blocks of clients, and none is lost between two."""
     random = np.random.default_rng(clients)
     edges = np.concatenate([[0], random.integers(1, 9, clients).cumsum()])
     labels, none = random.integers(7, size=edges[-1]), np.zeros(0, np.int16)
@@ -427,7 +427,7 @@ def test_no_damage_to_the_index_goes_unseen(tmp_path, name, data):
     with pytest.raises(UserError) as error:
         Clips.read(folder)
     said = str(error.value)
-    # Of too few classes the label is named that has none.
+    # With too few classes, the missing label is named.
     assert name in said or (name == "classes.txt" and re.search(r"labels.npy: clip \d has", said))
     assert "\n" not in said
 
@@ -451,7 +451,7 @@ def test_utterances_are_those_of_the_table_that_was_packed(tmp_path):
         table + b"\xff\n",
     ):
         (folder / "clips.tsv").write_bytes(changed)
-        clips = Clips.read(folder)  # nothing is taken from it
+        clips = Clips.read(folder)  # no recording uses it
         with pytest.raises(UserError, match=r"not the file that was packed: clips\.tsv"):
             _ = clips.utterances
         (folder / "clips.tsv").write_bytes(table)
@@ -463,7 +463,7 @@ def test_utterances_are_those_of_the_table_that_was_packed(tmp_path):
 @pytest.mark.parametrize(
     "second",
     [
-        ("b-1", "b", "yes", 5),  # comes twice
+        ("b-1", "b", "yes", 5),  # is duplicated
         ("b-0", "b", "yes", 5),
         ("b-2", "a", "yes", 5),
         ("b-2", "B", "yes", 5),
@@ -496,7 +496,7 @@ def test_opening_needs_no_memory_for_each_clip(tmp_path):
     read = Clips.read(folder)
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # For a moment two blocks of the file whose sum is taken.
+    # Briefly, two blocks of the file being hashed.
     assert kept < clips < peak < 3 << 20 and len(read.labels) == clips
     assert read.entropies() == pytest.approx(np.ones(clients), abs=1e-12)
 
@@ -569,7 +569,7 @@ def test_a_writer_that_stops_leaves_the_old_clips(tmp_path):
 def test_new_waveforms_are_never_read_with_the_old_table(tmp_path):
     folder = packed(tmp_path / "out")
     (folder / "classes.txt").unlink()
-    # Stops the writer after the waveforms have got their names, before the table has.
+    # Stop the writer after the waveforms have their final names, before the table has.
     (folder / "classes.txt").mkdir()
     clips = [Clip(utt, "a", "yes", wave(utt, 5)) for utt in ("a-1", "a-2", "a-3")]
     with pytest.raises(OSError):
@@ -595,7 +595,7 @@ def test_packing_needs_the_memory_of_a_few_clips(tmp_path):
     tracemalloc.start()
     write_clips(tmp_path / "out", many(), CLASSES)
     tracemalloc.stop()
-    # Millions of clips: of each nothing is kept but its label.
+    # Millions of clips: only labels are kept of each.
     assert kept[-1] - kept[1] < 1500 * 16
     size = (tmp_path / "out" / "clips.npy").stat().st_size
     assert size == 128 + 2000 * 32_000

@@ -150,7 +150,7 @@ def test_a_folder_with_blanks_works_and_one_that_wav_scp_cannot_hold_is_refused(
     result.fails(1, "doubled spaces", "rename it")
 
 
-# --- what is dropped -----------------------------------------------------------------------------
+# --- dropped clips -------------------------------------------------------------------------------
 
 TRAPS = [
     ({"accent": ""}, "no accent"),
@@ -210,7 +210,7 @@ def test_text_is_lower_case_words(tmp_path):
     assert set(spoken.values()) <= set(texts_of(tmp_path / "data"))
 
 
-# A locale in the table (release 8) or none (5), the folder's name, --language: whose rules count.
+# A locale in the table (release 8) or none (5), the folder's name, --language: which has priority.
 # Codes that YAML or a table of numbers would take for another value are in it, too.
 @pytest.mark.parametrize(
     ("release", "locale", "name", "options", "language"),
@@ -254,7 +254,7 @@ def test_the_language_is_the_locale_or_the_folder_or_the_option(
     asked = options[1:] not in ([], [language])
     told = f"--language {options[1]} is not that of all rows: 12 are {language}" if asked else ""
     assert told in result.err and asked == ("is not that of all rows" in result.err)
-    # Letters and marks first, then what is most frequent.
+    # Letters and marks first, then the most frequent symbols.
     rows = (out / "left_out.tsv").read_text().splitlines()
     marks = ["\u25cc\u0308\tU+0308\tcombining diaeresis\t24"] if language == "en" else []
     dashes = ["!\tU+0021\texclamation mark\t12", "\u2013\tU+2013\ten dash\t12"]
@@ -358,7 +358,7 @@ def test_too_many_faults_leave_the_older_data_alone(tmp_path):
     prepare(*command).fails(1, "usable clips of 0 speakers")
 
 
-# --- which speakers ------------------------------------------------------------------------------
+# --- choice of speakers --------------------------------------------------------------------------
 
 
 def test_hours_are_kept_and_no_speaker_makes_up_a_set(tmp_path):
@@ -481,7 +481,7 @@ def test_an_accent_that_names_cannot_spell_wants_a_name(tmp_path, accent):
 
 
 def load(name: str):
-    """A module of local/commonvoice, which is a folder of scripts and not a package."""
+    """Import a module of local/commonvoice, which is a folder of scripts and not a package."""
     spec = importlib.util.spec_from_file_location(f"commonvoice_{name}", SCRIPTS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -575,7 +575,7 @@ def test_two_synthesisers_of_a_process_speak_alike(monkeypatch):
 
 
 def test_a_mini_corpus_for_tests_has_so_many_speakers_who_are_tested_on(tmp_path, monkeypatch):
-    """As README's command says it: seconds as words, give or take; prepare.py's own rule."""
+    """README's command gives these seconds of words, approximately; by prepare.py's own rule."""
     pytest.importorskip("espeakng_loader")
     monkeypatch.syspath_prepend(str(SCRIPTS))
     plan, choose = load("mini").plan(0, 40, 60), load("choose")
@@ -599,7 +599,7 @@ def test_a_mini_corpus_for_tests_has_so_many_speakers_who_are_tested_on(tmp_path
         sets = choose.hold_out(accent, speakers, [16, 12, 60], Counter(), 0.02)
         valid, test = ({row.speaker for row in rows} for rows in sets[:2])
         assert len(test) in (59, 60, 61) and len(valid) in (11, 12, 13)
-        # All who say most, and whoever is left.
+        # The speakers with the most speech, and the remaining ones.
         assert {who for who, count in said.items() if count == 40} & (valid | test) == set()
         assert len(speakers) == 78 - len(valid) - len(test)
     assert len({clip.sentence for clip in plan}) == len(plan)

@@ -25,7 +25,7 @@ def clip_of(language: Path, index: int) -> Path:
 
 
 def reasons(said: str) -> dict[str, int]:
-    """The reasons of `kept N, dropped M (reason: count, ...)`."""
+    """Return the reasons of `kept N, dropped M (reason: count, ...)`."""
     listed = re.search(r"dropped \d+ \((.*)\)", said)
     parts = [part.rpartition(": ") for part in listed[1].split(", ")] if listed else []
     return {reason: int(count) for reason, _, count in parts}
@@ -44,7 +44,7 @@ def test_every_clip_that_is_not_what_the_table_tells_is_dropped(tmp_path, durati
         (ID3 + frames + frames, "clip longer than in clip_durations.tsv", True),
         (ID3 + frames[: 9 * 144 + 5], "unreadable clip", False),
         (five.getvalue(), "clip of more than two channels", False),
-        # A quarter of a second is no difference that programs of measuring have.
+        # Tools for measuring lengths never differ by a quarter of a second.
         (silent_mp3(TINY_SECONDS + 0.25), "", False),
     ]
     expected = Counter()
@@ -77,7 +77,7 @@ def test_a_partial_table_is_filled_up_from_the_clips(tmp_path):
     language = common_voice(tmp_path, clips)
     table = language / "clip_durations.tsv"
     lines = table.read_text().splitlines()
-    # A table that pandas wrote has floats.
+    # A table written by pandas has floats.
     told = ("1440", "0", "1440.0", "0.0")
     rest = [line.replace("1440", told[n % 4]) for n, line in enumerate(lines[1:20])]
     table.write_text("\n".join([lines[0], *rest]) + "\n")

@@ -1,4 +1,4 @@
-"""Common Voice: who trains whom, and on which sentences; releases without accents."""
+"""Common Voice: sets of speakers and their sentences; releases without accents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prepare(*arguments: str | Path):
 
 
 def told(result) -> tuple[int, Counter]:
-    """N of `kept N, dropped M (...)`, and the reasons, which sum to M."""
+    """Return N of `kept N, dropped M (...)`, and the reasons, which sum to M."""
     kept, dropped, listed = re.search(
         r"^kept (\d+), dropped (\d+)(.*)$", result.out, re.MULTILINE
     ).groups()
@@ -49,8 +49,8 @@ def sentences(folder: Path) -> list[str]:
     seed=st.integers(0, 9),
 )
 def test_no_sentence_of_the_clients_held_out_sets_is_trained_on(numbers, keep, seed):
-    """Whatever is shared by whom: by hand, from the six sets of the same run that keeps them."""
-    # The same words in other letters and marks are the same sentence.
+    """Held-out sentences are removed, checked by hand against a run that keeps the six sets."""
+    # The same words with other case and punctuation are the same sentence.
     forms = ("Number {}.", "number {}", "NUMBER, {}!")
     clips = [
         replace(clip, sentence=forms[n % 3].format("abcdefghij"[number]))
@@ -80,7 +80,7 @@ def test_no_sentence_of_the_clients_held_out_sets_is_trained_on(numbers, keep, s
 
 
 def test_common_sentences_are_no_faults_and_other_rows_take_their_hours(tmp_path):
-    # Everybody reads a sentence that all share, and four of their own; 60 s each.
+    # Each speaker reads one shared sentence, and four of their own; 60 s each.
     clips = [
         replace(clip, seconds=60.0, sentence="We all read this." if n % 5 == 0 else clip.sentence)
         for n, clip in enumerate(some_clips(30, 5))
@@ -150,7 +150,7 @@ def test_without_limits_odd_clips_are_told_of_and_kept(tmp_path):
 
 
 def mixed_up() -> list[Clip]:
-    """Four accents, of three speakers each; and all sorts of people who say none, or several."""
+    """Make four accents of three speakers, and speakers with no accent, or several."""
     clips = some_clips(3, 2)
     accents = {
         "silent": ["", ""],
@@ -187,7 +187,7 @@ def test_who_names_no_accent_of_the_clients_is_the_servers(tmp_path):
     american = {f"us-{of(f'us {n}')}": 2 for n in range(3)}
     unclear = {f"unclear-{of(name)}": 2 for name in ("silent", "both")}
     assert rows == Counter({**american, **unclear, f"us-{of('later')}": 2, f"us-{of('more')}": 2})
-    # A client's speaker is nobody else's, also where another row is silent.
+    # A client's speaker is in no other client, also if another row has no accent.
     clients = {speaker for name in ("train", "valid", "test")
                for speaker in found[name].utt2spk.values()}  # fmt: skip
     assert {f"en-{of('english')}", f"en-{of('moved')}"} < clients and len(clients) == 11

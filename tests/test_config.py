@@ -60,7 +60,7 @@ def test_refused_options(options, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: 1\na: 2\n", "twice"),
+        ("a: 1\na: 2\n", "duplicated"),
         ("a: [1\nb: 2\n", "c.yaml:2: not YAML"),
         ("- 1\n", "a mapping of options"),
         ("a: !!python/object/apply:os.system [true]\n", "not YAML"),
@@ -239,7 +239,7 @@ def test_usual_options_of_an_optimiser_pass():
         ("adamw", {}),
     ):
         check_optimizer(Training(optim=optim, optim_conf=conf), "c.yaml")
-    # What follows may draw a model.
+    # Later code may draw a model.
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -292,7 +292,7 @@ def test_warmup_is_espnets():
 
 @given(st.dictionaries(st.text("0123456789e+-.xyes", min_size=1), st.text("0123456789e+-._no~")))
 def test_what_is_written_is_read(tmp_path_factory, content):
-    """Speakers of Speech Commands have names such as 1e5: no number."""
+    """Speaker names of Speech Commands such as 1e5 are strings, not numbers."""
     path = tmp_path_factory.mktemp("yaml") / "c.yaml"
     write_yaml(path, {"1e5": "1e5", **content})
     assert read_yaml(path) == {"1e5": "1e5", **content}

@@ -29,7 +29,7 @@ def reference(world) -> Path:
 
 
 def counts_of(world: Path, clients: list[str]) -> list[int]:
-    """An oracle that shares nothing with the plugin."""
+    """Compute counts, sharing no code with the plugin."""
     words = [word for name in clients for word in (world / "data" / name).read_text().split()]
     return [words.count("one"), words.count("two"), words.count("three")]
 
@@ -50,12 +50,12 @@ def test_counts_are_summed_exactly_in_phases(world, reference):
 
 
 def test_every_round_of_every_seed_draws_its_own_clients(world, reference, tmp_path):
-    """Those of the lowest numbers, by another program."""
+    """Clients with the lowest random numbers are drawn, by another implementation."""
     other = begin(world, tmp_path / "exp", "--seed", "5")
     fedtools(world, "rounds", other, "--to", "4").ok()
     found = set()
     for seed, path in ((0, reference), (5, other)):
-        # Round 1 is everybody's.
+        # In round 1, all clients take part.
         for number in (2, 3, 4):
             numbers = dict(zip(CLIENTS, split_mix(seed, number, len(CLIENTS)), strict=True))
             drawn = (path / f"round_{number:04d}/clients").read_text().split()
@@ -75,7 +75,7 @@ def test_the_ledger_is_the_sum_of_messages_and_charges_nobody_twice(reference):
         if row["client"] == "-":
             assert row["bytes_down"] == "0"
         elif row["round"] == "4":
-            # Rounds 3 and 4 begin with the same state: who had it needs it no more.
+            # Rounds 3 and 4 begin with the same state: a client that had it does not need it again.
             assert row["bytes_down"] == ("0" if row["client"] in held else str(size))
         else:
             assert row["bytes_down"] == str(size)

@@ -1,4 +1,4 @@
-"""Differences over seeds and speakers: how often intervals hold the truth, in simulations."""
+"""Differences over seeds and speakers: coverage of intervals, in simulations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scipy.stats import ttest_1samp
 
 from fedtools.score.crossed import difference, holm
 
-# Seeds, speakers, and deviations of the seed's, the speaker's and both effects, in points.
+# Seeds, speakers, and standard deviations of seed, speaker and both effects, in points.
 WORLDS = {
     "three seeds, speakers alone": (3, 60, 0.0, 6.0, 0.0),
     "three seeds, like": (3, 60, 0.8, 6.0, 6.0),
@@ -25,11 +25,11 @@ TRUTH = -2.0
 
 
 def simulate(name: str, random: np.random.Generator):
-    """Counts of errors of two systems, whose rates differ by the truth and random effects."""
+    """Draw error counts of two systems, whose rates differ by the truth and random effects."""
     seeds, speakers, of_seed, of_speaker, of_both = WORLDS[name]
     tokens = random.integers(80, 260, speakers)
     if "few clips" in name:
-        # As of keywords: some words of a person, and clips of noise, which are nobody's.
+        # Like keywords: some words per person, and clips of noise without a speaker.
         tokens = np.where(np.arange(speakers) < 236, random.integers(4, 25, speakers), 1)
     rate = random.uniform(20, 40, speakers)
     effects = (
@@ -66,7 +66,7 @@ def test_one_seed_is_a_paired_test_of_equal_speakers():
 
 
 def test_mean_over_clients_counts_each_alike():
-    """Of a client with many words and one with few, the value is the mean of both rates."""
+    """The value is the mean of both clients' rates, whatever their numbers of words."""
     tokens = np.array([1000] * 10 + [10] * 10)
     clients = np.repeat([0, 1], 10)
     one, other = np.zeros((2, 20)), np.zeros((2, 20))
@@ -103,7 +103,7 @@ def test_few_speakers_have_no_interval_and_no_difference_has_p_one():
 
 
 def test_holm():
-    """The worked example of the method: sorted p times how many are left, never falling."""
+    """The method's worked example: sorted p times the number remaining, never falling."""
     assert holm([0.01, 0.04, 0.03, np.nan, 0.005]) == pytest.approx(
         [0.03, 0.06, 0.06, np.nan, 0.02], nan_ok=True
     )

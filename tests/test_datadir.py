@@ -66,7 +66,7 @@ def test_any_bytes_are_a_clean_table_or_a_user_error(tmp_path, raw):
         assert str(error).startswith(f"{path}:") and "\n" not in str(error)
         return
     assert all(key and value and value == value.strip() for key, value in table.items())
-    # Nothing is lost: the table as written differs at most in the blank after the key.
+    # Nothing is lost: the written table differs at most in the blank after the key.
     write_table(tmp_path / "again", table)
     assert (tmp_path / "again").read_bytes() == raw.replace(b"\t", b" ") or b"\t" in raw
 
@@ -81,7 +81,7 @@ def test_any_bytes_are_a_clean_table_or_a_user_error(tmp_path, raw):
         (b"a 1\nb 2  3\n", 2, "doubled"),
         (b"a  1\n", 1, "leading, doubled"),
         (b"a 1\nb \n", 2, "no value"),
-        (b"a 1\na 2\n", 2, "'a' comes twice"),
+        (b"a 1\na 2\n", 2, "'a' is duplicated"),
         (b"b 1\na 2\n", 2, "'a' is not in order"),
         (b"a 1\nB 2\n", 2, "LC_ALL=C"),
         (b"a 1\nb 2", 2, "no end"),
@@ -180,7 +180,7 @@ def test_what_the_system_refuses_is_one_line(data, tmp_path, cli):
 
 @pytest.fixture
 def data(tmp_path) -> Path:
-    """Two recordings in five segments, three speakers, two clients, features, all tables."""
+    """Make two recordings in five segments, three speakers, two clients, features, all tables."""
     path = tmp_path / "data"
     wav_scp = {}
     for index, recording in enumerate(("r1", "r2")):
@@ -296,7 +296,7 @@ def test_what_a_part_of_the_speakers_tells_goes_wherever_its_speakers_go(data, t
     cli("subset-data", data, tmp_path / "y", "--clients", "y").ok()
     assert (tmp_path / "x/spk2gender").read_text() == "a f\n"
     assert (tmp_path / "y/spk2gender").read_text() == "c m\n"
-    # Nobody of y tells the age.
+    # No speaker of y reports an age.
     assert not (tmp_path / "y/spk2age").exists()
     result = cli("combine-data", tmp_path / "both", tmp_path / "x", tmp_path / "y").ok()
     assert result.out == "5 utterances from 2 data directories\n"
@@ -345,7 +345,7 @@ def test_what_may_be_absent(data):
         validate_data_dir(data / "none")
 
 
-# Table, line to replace (0: the whole table), what stands there instead, what is said.
+# Table, line to replace (0: the whole table), replacement, expected message.
 TRAPS = [
     ("utt2spk", 1, "a-1 a a", "utt2spk:1: 3 fields"),
     ("utt2spk", 1, "a-1 c", "utt2spk:1: utterance 'a-1' does not begin with its speaker 'c'"),
@@ -365,7 +365,7 @@ TRAPS = [
     ("text", 2, "a-2 ONE </s>", "text:2: the word </s> is reserved"),
     ("text", 2, "", "text: 'a-2' missing, though in utt2spk"),
     ("text", 2, "a-1x WORD", "text:2: 'a-1x' is not in utt2spk"),
-    ("text", 2, "a-1 WORD", "text:2: 'a-1' comes twice"),
+    ("text", 2, "a-1 WORD", "text:2: 'a-1' is duplicated"),
     ("text", 1, "a-3 WORD", "text:2: 'a-2' is not in order"),
     ("wav.scp", 1, "r1 cat x.wav |", "wav.scp:1: a pipe"),
     ("wav.scp", 1, "r1 ~/x.wav", "wav.scp:1: the file name '~/x.wav'"),
@@ -425,7 +425,7 @@ def test_every_trap_is_named_with_file_and_line(data, tmp_path, name, line, inst
 
 
 def fault(data: Path) -> str:
-    """What the validator says, as the script calls it but without its process."""
+    """Return the validator's messages, as the script calls it but without a process."""
     with pytest.raises(UserError) as caught:
         validate_data_dir(data, recording_seconds=recording_seconds)
     return str(caught.value)

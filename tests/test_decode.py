@@ -1,4 +1,4 @@
-"""CTC decoding against brute force: every token sequence that a few frames allow, enumerated."""
+"""CTC decoding against brute force: all token sequences of a few frames, enumerated."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ EXHAUSTIVE = {"beam_size": 100_000, "beam_threshold": 1e9, "beam_size_token": 10
 
 
 def collapse(path: tuple[int, ...]) -> tuple[int, ...]:
-    """CTC's map from alignments to token sequences, as written in the paper."""
+    """Map an alignment to its token sequence, as written in the CTC paper."""
     return tuple(token for token, _ in itertools.groupby(path) if token != 0)
 
 
 def every_sequence(log_probs: np.ndarray) -> dict[tuple[int, ...], float]:
-    """Token sequence -> score of its best alignment, by enumerating all alignments."""
+    """Return token sequence -> score of its best alignment, by enumerating all alignments."""
     frames, tokens = log_probs.shape
     best: dict[tuple[int, ...], float] = {}
     for path in itertools.product(range(tokens), repeat=frames):
@@ -99,7 +99,7 @@ WORDS = ["aa a", "b ab", "a b", "ba aa b", "b b a", "ab a ba", "abb b"]
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
-    """A folder with characters, BPE, and n-grams of words and tokens for both."""
+    """Make a folder with characters, BPE, and n-grams of words and tokens for both."""
     folder = tmp_path_factory.mktemp("decode")
     text = folder / "text"
     write_text(text, "".join(f"u{i:02d} {words}\n" for i, words in enumerate(WORDS * 3)))
@@ -113,7 +113,7 @@ def corpus(tmp_path_factory) -> Path:
 def oracle(
     tokenizer: Tokenizer, candidates: list[str], log_probs: np.ndarray, lm: kenlm.Model, token: bool
 ) -> dict[str, tuple[float, float]]:
-    """words -> (acoustic, lm) for each candidate that fits into the frames."""
+    """Return words -> (acoustic, lm) for each candidate that fits into the frames."""
     scores = every_sequence(log_probs)
     found = {}
     for words in candidates:
@@ -125,7 +125,7 @@ def oracle(
 
 
 def check(found: list[Hypothesis], expected: dict, options: BeamOptions, count: int) -> None:
-    """The list is the oracle's, with the oracle's scores, in the oracle's order."""
+    """Check that the list is the oracle's, with the oracle's scores, in the oracle's order."""
     weigh = {
         words: acoustic + options.lm_weight * lm + options.word_score * len(words.split())
         for words, (acoustic, lm) in expected.items()
@@ -153,16 +153,16 @@ def test_word_lists_are_exact(corpus, kind, lm_weight, word_score):
     ]
     for seed in range(4):
         log_probs = posteriors(seed, 5, len(tokenizer))
-        log_probs[:, 1] = -50  # <unk> is in no word
+        log_probs[:, 1] = -50  # <unk> is not in any word
         expected = oracle(tokenizer, candidates, log_probs, lm, token=False)
         found = decoder.decode(log_probs)
-        # All that there is: with an exhaustive beam nothing may be missing.
+        # All candidates: with an exhaustive beam none may be missing.
         check(found, expected, options, len(expected))
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
 def test_favoured_words_have_a_bonus(corpus, kind):
-    """In the order of the whole list; a word that the n-gram does not know is found, too."""
+    """The bonus orders the whole list; words unknown to the n-gram are found, too."""
     tokenizer = Tokenizer.load(corpus / kind)
     options = BeamOptions(lm_weight=0.7, bonus=2.5, **EXHAUSTIVE)
     favoured = {"ab", "bb"}
@@ -190,7 +190,7 @@ def test_favoured_words_have_a_bonus(corpus, kind):
         for one in found:
             assert (one.acoustic, one.lm) == pytest.approx(expected[one.words], abs=1e-4)
         assert any("bb" in one.words.split() for one in found)
-    # A narrow beam keeps what it would lose without.
+    # A narrow beam keeps words that it would lose without the bonus.
     narrow = {"beam_size": 3, "beam_size_token": 10, "nbest": 1, "lm_weight": 0.7}
     plain = CtcBeamDecoder.load(tokenizer, corpus / "word", BeamOptions(**narrow))
     helped = CtcBeamDecoder.load(
@@ -228,7 +228,7 @@ def test_token_lists_are_exact(corpus, kind, lm_weight):
 
 
 def long_tokens(ids: list[int], tokens: int, frames: int = 4) -> np.ndarray:
-    """Sure posteriors in which every token lasts several frames, and blanks stand only where CTC
+    """Make confident posteriors in which tokens last several frames, and blanks are only where CTC
     needs them."""
     path: list[int] = []
     for token in ids:
@@ -304,7 +304,7 @@ def test_the_list_is_ordered_by_its_own_scores(corpus):
 
 
 def decode_the_same_again(decoder: CtcBeamDecoder, log_probs: np.ndarray) -> list[Hypothesis]:
-    """The list, which is the same wherever in memory the search finds it."""
+    """Decode repeatedly; the list must not depend on memory addresses of the search."""
     kept = []
     for time in range(15):
         kept += [decoder.decode(log_probs), bytearray(977 * time)]
@@ -315,7 +315,7 @@ def decode_the_same_again(decoder: CtcBeamDecoder, log_probs: np.ndarray) -> lis
 @pytest.mark.parametrize("kind", ["char", "bpe"])
 @pytest.mark.parametrize("lm", ["word", "token"])
 def test_a_narrow_beam_finds_the_same_again(corpus, kind, lm):
-    """Where scores are equal, flashlight prefers what lies first in memory: none may be."""
+    """flashlight breaks ties by memory addresses, so that no ties may occur."""
     tokenizer = Tokenizer.load(corpus / kind)
     folder = corpus / ("word" if lm == "word" else f"{kind}_lm")
     for beam in (3, 5, 8):
@@ -325,7 +325,7 @@ def test_a_narrow_beam_finds_the_same_again(corpus, kind, lm):
 
 
 def test_an_end_within_a_word_is_decided_by_scores(tmp_path):
-    """Nothing in a narrow beam can end: the words before are still those of the best scores."""
+    """If no hypothesis in a narrow beam can end, the best scores decide the words before."""
     text = tmp_path / "text"
     write_text(text, "".join(f"u{i} {words}\n" for i, words in enumerate(["a ab", "bab a"] * 5)))
     tokenizer = train_tokens([text], tmp_path / "char", "char")
@@ -340,7 +340,7 @@ def test_an_end_within_a_word_is_decided_by_scores(tmp_path):
     decoder = CtcBeamDecoder.load(tokenizer, tmp_path / "word", options)
     for seed in range(6):
         begun = np.vstack([posteriors(seed, 12, len(tokenizer)), sure(SPACE)])
-        # "ba" is the beginning of "bab" alone, and no word.
+        # "ba" is only a prefix of "bab", and not a word.
         unfinished = np.vstack([begun, sure("b"), sure("a")])
         found = decode_the_same_again(decoder, unfinished)
         assert decoder.decode(begun)[0].words in [one.words for one in found]
@@ -349,10 +349,10 @@ def test_an_end_within_a_word_is_decided_by_scores(tmp_path):
 @pytest.mark.parametrize("kind", ["char", "bpe"])
 @pytest.mark.parametrize("lm", ["word", "token"])
 def test_the_search_maximises_what_the_list_is_ordered_by(corpus, kind, lm):
-    """A beam is narrow by flashlight's own scores: these have the same weights, of natural logs."""
+    """A narrow beam uses flashlight's own scores, with the same weights, of natural logs."""
     tokenizer = Tokenizer.load(corpus / kind)
     folder = corpus / ("word" if lm == "word" else f"{kind}_lm")
-    # flashlight knows no words of a token n-gram.
+    # flashlight scores no words with a token n-gram.
     word_score = 0.7 if lm == "word" else 0.0
     options = BeamOptions(lm_weight=0.8, word_score=word_score, beam_threshold=1e9)
     decoder = CtcBeamDecoder.load(tokenizer, folder, options)
@@ -396,7 +396,7 @@ def test_what_does_not_belong_together_is_refused(corpus, tmp_path):
     with pytest.raises(UserError, match="KenLM cannot read it"):
         CtcBeamDecoder(char, tmp_path / "bad.bin", vocabulary)
     write_text(tmp_path / "vocabulary", "a\na\n")
-    with pytest.raises(UserError, match="vocabulary:2: 'a' comes twice"):
+    with pytest.raises(UserError, match="vocabulary:2: 'a' is duplicated"):
         CtcBeamDecoder(char, corpus / "word" / "3gram.bin", tmp_path / "vocabulary")
 
 
@@ -412,7 +412,7 @@ def test_options_are_checked(bad):
 
 
 def edit_distance(spoken: list[str], found: list[str]) -> int:
-    """The textbook's recursion."""
+    """Compute the edit distance by the textbook's recursion."""
     row = list(range(len(found) + 1))
     for i, a in enumerate(spoken, 1):
         before, row[0] = row[0], i
@@ -443,12 +443,12 @@ def test_best_weights_agree_with_trying_all():
     grid = {pair: errors(*pair) for pair in itertools.product(weights, scores)}
     assert (found.lm_weight, found.word_score) == min(grid, key=grid.get)
     assert wer == pytest.approx(min(grid.values()) / 180)
-    assert wer < grid[0.0, 0.0] / 180  # the LM knows something, and it was used
+    assert wer < grid[0.0, 0.0] / 180  # the LM is informative, and was used
 
 
 @pytest.mark.parametrize(("gain", "edge"), [(-6.0, False), (-7.75, True)])
 def test_tune_warns_at_an_edge_and_best_path_keeps_what_it_used(cli, tmp_path, gain, edge):
-    """The right list has two words more, which pay off from a word score of -gain on."""
+    """The right list has two more words, which pay off from a word score of -gain on."""
     data, out = tmp_path / "data", tmp_path / "dec"
     data.mkdir()
     (data / "text").write_text("a x y z\n")

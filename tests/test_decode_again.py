@@ -1,4 +1,4 @@
-"""`fedtools decode` keeps what it made from the same models and search, and makes the rest anew."""
+"""`fedtools decode` keeps results of the same models and search, and makes the rest anew."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedtools.files.datadir import DataDir, write_table
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """An experiment of two rounds."""
+    """Make an experiment of two rounds."""
     root = tmp_path_factory.mktemp("world")
     data = simulated.data_dir(root / "data", ["au", "in"], 6)
     config = simulated.config_file(root / "config.yaml")
@@ -69,7 +69,7 @@ def test_hypotheses_follow_the_search(world, cli):
 
 
 def test_the_configured_weights_order_the_lists(world, cli):
-    """And decide which hypotheses there are: words that pay are many, words that cost are few."""
+    """Weights also decide which hypotheses exist: cheap words are many, costly words few."""
     (world / "text-ab").write_text("a\nb a\na b\n")
     cli("train-lm", "--plain", world / "text-ab", world / "lm-ab", "--order", "2").ok()
     first = {}
@@ -103,7 +103,7 @@ def test_a_job_that_was_killed_is_made_again(world, cli):
 
 
 def test_features_of_another_size_are_named(world, cli, tmp_path):
-    """At the beginning already, and in data that only decoding reads."""
+    """They are refused at the start, and in data that only decoding reads."""
     data = simulated.data_dir(tmp_path / "data", ["au"], 3)
     names = DataDir.read(data).utterances
     places = write_ark(tmp_path / "wide.ark", ((name, np.ones((60, 40), "f4")) for name in names))
@@ -118,7 +118,7 @@ def test_features_of_another_size_are_named(world, cli, tmp_path):
 
 
 def test_damaged_features_are_named(world, cli, tmp_path):
-    """Values of no speech in one matrix: no silent hypothesis, and not the model's fault alone."""
+    """Features that give NaN posteriors are named, not decoded to silence."""
     data = shutil.copytree(world / "data", tmp_path / "data")
     name, place = (data / "feats.scp").read_text().splitlines()[2].split()
     ark, offset = place.rsplit(":", 1)
@@ -133,7 +133,7 @@ def test_damaged_features_are_named(world, cli, tmp_path):
 
 
 def test_clients_own_words_are_favoured_at_this_client(world, cli):
-    """Other clients' lists stay as they are; without a word of its own a client's does, too."""
+    """Other clients' lists are unchanged; so is the list of a client without its own words."""
     (world / "text").write_text("a\nb a\na b\n")
     cli("train-lm", "--plain", world / "text", world / "lm", "--order", "2").ok()
     table, out = world / "phrases.tsv", world / "own"

@@ -1,4 +1,4 @@
-"""FedNorm, FedExtract, DecoupleFL and labels of a teacher: by hand, on files that clients sent."""
+"""FedNorm, FedExtract, DecoupleFL and a teacher's labels against an oracle, on sent files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def world(tmp_path_factory) -> Path:
 
 
 class Student:
-    """A model and its teacher on all utterances of a client, as anybody would write it."""
+    """A model and its teacher on all utterances of a client, straightforwardly."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Student:
         load(self.teacher, state).eval()
 
     def labels(self) -> tuple[Tensor, Tensor]:
-        """Each utterance by itself, so that no padding is heard."""
+        """Label each utterance alone, so that no padding is heard."""
         found = []
         lengths = self.batch["speech_lengths"]
         for speech, length in zip(self.batch["speech"], lengths, strict=True):
@@ -125,7 +125,7 @@ class Student:
 
 
 def test_a_teacher_labels_and_follows(world, tmp_path):
-    """Equations 5 to 7 of Zhu et al., over three rounds through which the teacher lives on."""
+    """The teacher follows equations 5 to 7 of Zhu et al., and persists over three rounds."""
     path = start(world, tmp_path / "exp", "client")
     inside("rounds", path, "--to", "3").ok()
     begun = load_file(path / "init.safetensors")
@@ -138,8 +138,7 @@ def test_a_teacher_labels_and_follows(world, tmp_path):
 
 
 def masking(folder: Path, width: int) -> dict:
-    """A model's options, and their file, with a SpecAugment of no chance: of so many bins and one
-    more all but the last are masked."""
+    """Return, and write, options of a deterministic SpecAugment that masks `width` bins."""
     conf = {"apply_time_warp": False, "apply_time_mask": False, "num_freq_mask": 1}
     conf["freq_mask_width_range"] = [width, width + 1]
     model = model_of(0.0) | {"specaug": "specaug", "specaug_conf": conf}
@@ -148,7 +147,7 @@ def masking(folder: Path, width: int) -> dict:
 
 
 def link(world: Path, folder: Path) -> Path:
-    """A world of the same files, for other configurations."""
+    """Make a world of the same files, for other configurations."""
     for name in ("train", "valid", "tokens", "start.safetensors"):
         (folder / name).symlink_to(world / name)
     return folder
@@ -179,7 +178,7 @@ def test_a_teacher_may_begin_anew_in_each_round(world, tmp_path):
 
 
 def test_labels_of_a_teacher_are_no_transcripts(world, tmp_path):
-    """The same bytes without a `text`, with transcripts, and with wrong ones."""
+    """Labels are the same without a `text`, with transcripts, and with wrong ones."""
     found = []
     for name in ("none", "right", "wrong"):
         root = tmp_path / name
@@ -201,7 +200,7 @@ def test_labels_of_a_teacher_are_no_transcripts(world, tmp_path):
 
 
 def silent(world: Path, folder: Path) -> tuple[str, str]:
-    """Options that begin with a model which hears nothing but blanks."""
+    """Return options whose initial model outputs only blanks."""
     state = load_file(world / "start.safetensors")
     state["ctc.ctc_lo.bias"][0] += 100
     save_file(state, folder / "silent.safetensors")
@@ -242,7 +241,7 @@ def test_a_server_whose_labels_are_all_empty_is_told_and_goes_on(world, tmp_path
         "server": ["0", "0"],
         "total": ["0", "6"],
     }
-    # A client takes part when it sends features, and when the classifier comes back.
+    # A client takes part when it sends features, and when the classifier is sent back.
     took_part = {line[0]: line[1] for line in shown[1:]}
     assert {took_part[client] for client in TRAIN} == {"2" if method == "decouplefl" else "0"}
 
@@ -281,12 +280,12 @@ def test_a_collapse_is_told_where_data_have_no_clients(world, tmp_path):
 
 
 def test_labels_are_counted_for_each_client_also_where_the_server_trains_on_all(world):
-    """One of three clients without any label would be a third of all, and no collapse."""
+    """One of three clients without any label would be a third of all, which is not a collapse."""
     model, teacher = (build_model(model_of(0.0), tokens_of(world)) for _ in range(2))
     owners = torch.tensor([0, 1, 1, 2, 0, 2])
 
     def posteriors(_: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        # The blank is the first token: client 1 gets nothing else, and client 2 once.
+        # The blank is the first token: client 1 always gets it, and client 2 once.
         best = torch.where((owners == 1) | (torch.arange(6) == 5), 0, 1)
         return nn.functional.one_hot(best, 3)[:, None].float(), torch.ones(6, dtype=torch.long)
 
@@ -313,7 +312,7 @@ def test_labels_are_counted_for_each_client_also_where_the_server_trains_on_all(
     ],
 )
 def test_two_rounds_with_personal_layers(world, tmp_path, method, more, own):
-    """Equations 1 and 2: everything is trained, what is not personal is the clients' mean."""
+    """By equations 1 and 2, everything is trained, and the rest is the mean over clients."""
     path = start(world, tmp_path / "exp", method, *more, "--set", "method_conf.keep_optimizer=true")
     inside("rounds", path, "--to", "2").ok()
     begun = load_file(path / "init.safetensors")
@@ -337,7 +336,7 @@ def test_two_rounds_with_personal_layers(world, tmp_path, method, more, own):
 
 
 def test_who_comes_back_finds_its_own_layers(world, tmp_path):
-    """Two of the clients are drawn in a round; the others keep what they have until their next."""
+    """Two clients are drawn in a round; the others keep their layers until their next round."""
     options = ("--set", "method_conf.keep_optimizer=true", "--set", "clients_per_round=2")
     path = start(world, tmp_path / "exp", "fedextract", *CUT, *options)
     inside("rounds", path, "--to", "5").ok()
@@ -361,7 +360,7 @@ def test_who_comes_back_finds_its_own_layers(world, tmp_path):
 
 
 def begin_with_batch_norm(world: Path, folder: Path, method: str, *more: str) -> Path:
-    """An experiment whose model is a conformer."""
+    """Begin an experiment whose model is a conformer."""
     model = model_of(0.0)
     options = {**model["encoder_conf"], "cnn_module_kernel": 3}
     model |= {"encoder": "conformer", "encoder_conf": options}
@@ -374,7 +373,7 @@ def begin_with_batch_norm(world: Path, folder: Path, method: str, *more: str) ->
     [("fednorm", (), ()), ("fedextract", CUT, ("encoder.encoders.1.",))],
 )
 def test_personal_statistics_of_batch_norm_never_leave(world, tmp_path, method, more, sent):
-    """They are in no message, and no client begins with those of another."""
+    """They are in no message, and no client starts with those of another."""
     path = begin_with_batch_norm(world, tmp_path, method, *more)
     inside("rounds", path, "--to", "2").ok()
 
@@ -402,7 +401,7 @@ def test_personal_statistics_of_batch_norm_never_leave(world, tmp_path, method, 
 @pytest.mark.parametrize("encoder", ["transformer", "conformer", "branchformer"])
 @pytest.mark.parametrize("blocks", [0, 1, 2])
 def test_the_two_parts_are_the_model(encoder, blocks):
-    """Also in training: with the same random numbers, where positions draw none."""
+    """Outputs are equal in training too, with the same random numbers, if positions draw none."""
     options = {"output_size": 16, "attention_heads": 2, "num_blocks": 3}
     if encoder == "branchformer":
         options |= {"cgmlp_linear_units": 32}
@@ -458,7 +457,7 @@ def test_what_is_no_bottom_of_the_model_is_refused(world, tmp_path, patterns):
 
 @pytest.fixture(scope="module")
 def decoupled(world) -> Path:
-    """Two rounds of stage 1, three of stage 2, without anything random."""
+    """Run two rounds of stage 1 and three of stage 2, deterministically."""
     more = ("--set", "method_conf.bits=32")
     path = start(world, world / "decoupled", "decouplefl", *CUT, *stages(2, 3), *more)
     inside("rounds", path, "--evaluate", "valid").ok()
@@ -482,7 +481,7 @@ def test_stage_1_trains_extractors_below_the_classifier_as_it_is(world, decouple
 
 @pytest.mark.parametrize("invariance", [0.0, 1.0])
 def test_the_classifiers_batch_norm_does_not_move_in_stage_1(world, tmp_path, invariance):
-    """Nor does the teacher's; the extractor's does."""
+    """The teacher's does not move either; the extractor's does."""
     more = (*CUT, *stages(2, 0), "--set", f"method_conf.speaker_invariance={invariance}")
     path = begin_with_batch_norm(world, tmp_path, "decouplefl", *more)
     inside("rounds", path).ok()
@@ -496,7 +495,7 @@ def test_the_classifiers_batch_norm_does_not_move_in_stage_1(world, tmp_path, in
 
 
 def extracted(state: State, world: Path, speech: Tensor) -> Tensor:
-    """What the convolutions and the first block of a transformer make of one utterance."""
+    """Return the outputs of the convolutions and the first transformer block for one utterance."""
     model = load(build_model(model_of(0.0), tokens_of(world)), state).eval()
     length = torch.tensor([len(speech)])
     with torch.no_grad():
@@ -515,7 +514,7 @@ def test_what_a_client_sends_are_the_features_of_its_audio_without_names(world, 
         own = [torch.tensor(kaldiio.load_mat(places[n])) for n in places if n.startswith(client)]
         expected = [extracted(state, world, speech).numpy() for speech in own]
         assert len(sent) == len(expected) == TRAIN[client]
-        # Whichever it is: the order is nobody's business.
+        # The order is arbitrary and must not matter.
         for matrix in sent.values():
             near = [
                 one
@@ -526,12 +525,12 @@ def test_what_a_client_sends_are_the_features_of_its_audio_without_names(world, 
         raw = ark.read_bytes() + ark.with_suffix(".scp").read_bytes()
         for name, speaker in speakers.items():
             assert name.encode() not in raw and speaker.encode() not in raw
-        # Nor does the place in the file tell anything.
+        # The position in the file carries no information either.
         assert list(sent) == sorted(sent)
 
 
 def test_the_order_of_what_is_sent_tells_nothing(world, decoupled):
-    """Utterances lie in data directories by speaker; what is sent does not."""
+    """Utterances are sorted by speaker in data directories, and shuffled in sent features."""
     client = "au"
     places = table(world / "train" / "feats.scp")
     own = [name for name in places if name.startswith(client)]
@@ -539,7 +538,7 @@ def test_the_order_of_what_is_sent_tells_nothing(world, decoupled):
     sent = dict(kaldiio.load_ark(str(decoupled / "round_0003" / f"features.{client}.ark")))
     frames = [len(sent[name]) for name in sorted(sent)]
     assert frames != [((length - 1) // 2 - 1) // 2 for length in lengths]
-    # The server has all but the client's filterbanks, and these decide.
+    # The server has everything except the client's filterbanks, which determine the features.
     spoken = kaldiio.load_mat(places[own[0]]).tobytes()
     other = bytes([spoken[0] ^ 1]) + spoken[1:]
     orders = [sent_names(secret, client, 50) for secret in (spoken, other)]
@@ -550,7 +549,7 @@ def test_the_order_of_what_is_sent_tells_nothing(world, decoupled):
 
 
 class OnFeatures(Student):
-    """The server, utterance by utterance, as nobody would who has to be fast."""
+    """The server, utterance by utterance: slow and simple."""
 
     def __init__(self, world: Path, sent: Path, masked: int = 0):
         super().__init__(
@@ -588,15 +587,15 @@ def test_stage_2_trains_the_classifier_on_what_was_sent(world, decoupled):
         found = load_file(decoupled / f"round_{at + 1:04d}" / "global.safetensors")
         expected = {name: student.state()[name] for name in found}
         assert_near(found, expected, {name: begun[name] for name in found})
-    # And back at the clients it is what they are measured with.
+    # The clients evaluate with it after it is sent back.
     last = load_file(decoupled / "round_0008" / "global.safetensors")
     assert all(np.array_equal(last[name], found[name]) for name in found)
 
 
 def test_stage_2_masks_features_for_the_student_alone(world, tmp_path):
-    """And what was sent are features of clean audio."""
+    """Sent features are of clean audio."""
     size = simulated.CONFIG["model"]["encoder_conf"]["output_size"]
-    # Of a frame of features as large a share, less what convolutions lose of the trial's frames.
+    # An equal share of a frame of features, less the frames that convolutions remove.
     width = simulated.BINS - 1
     assert round(width * (49 * size * 4) / (200 * simulated.BINS)) == size - 1
     masking(link(world, tmp_path), width)
@@ -625,7 +624,7 @@ def test_the_ledger_counts_files(decoupled):
         up = {at: int(row["bytes_up"]) for at, row in own.items()}
         down = {at: int(row["bytes_down"]) for at, row in own.items()}
         assert up == {1: 0, 2: 0, 3: features, 7: 0}
-        # Once at the beginning, and once when it is another one.
+        # Once at the start, and once when it has changed.
         assert down == {1: classifier, 2: 0, 3: 0, 7: classifier}
         assert [own[at]["client_epochs"] for at in own] == ["1", "1", "0", "0"]
     server = {int(row["round"]): row["server_epochs"] for row in rows if row["client"] == "-"}
@@ -647,7 +646,7 @@ def test_a_client_that_sends_what_it_may_not_is_refused_and_the_rest_goes_on(wor
     inside("sample", path, "--round", "2").ok()
     inside("train-local", path, "--round", "2").ok()
     scp = path / "round_0002" / "features.en.scp"
-    # Another's utterance ids.
+    # Utterance ids of another client.
     scp.write_text(scp.read_text().replace("en-", "au-", 1))
     done = inside("aggregate", path, "--round", "2").ok()
     assert "en: refused: features.en.scp" in done.err and "is not named en-0000000" in done.err
@@ -657,7 +656,7 @@ def test_a_client_that_sends_what_it_may_not_is_refused_and_the_rest_goes_on(wor
     size = scp.stat().st_size + scp.with_suffix(".ark").stat().st_size
     (up,) = {r["bytes_up"] for r in ledger(path) if r["round"] == "2" and r["client"] == "en"}
     assert int(up) == size
-    # Its features are of no account, as if they had not been there.
+    # Its features are ignored, as if they did not exist.
     other = shutil.copytree(path, tmp_path / "other")
     for name in ("features.en.scp", "features.en.ark"):
         (other / "round_0002" / name).unlink()
@@ -689,7 +688,7 @@ def test_features_that_changed_after_they_were_taken(world, tmp_path):
 
 
 def test_hours_of_which_features_are_taken(world, decoupled, tmp_path):
-    """Of a frame less than a client has, nothing of it is; of just as many, all."""
+    """With a limit just below a client's frames none of it is used; at its frames, all."""
     sent = dict(kaldiio.load_ark(str(decoupled / "round_0003/features.au.ark")))
     frames = sum(map(len, sent.values()))
     # One for each 4 of 10 ms; no client has more than this one.
@@ -713,7 +712,7 @@ def test_hours_of_which_features_are_taken(world, decoupled, tmp_path):
 
 
 def test_without_a_stage(world, tmp_path):
-    """The ablations of table 4: the round of features is the first, or there is none."""
+    """In the ablations of table 4, the round of features is the first, or there is none."""
     path = start(world, tmp_path / "no1", "decouplefl", *CUT, *stages(0, 2))
     inside("rounds", path).ok()
     assert (path / "round_0001" / "features.au.ark").exists()
@@ -738,7 +737,7 @@ def test_messages_that_are_not_kept_leave_the_features_that_are_needed(world, tm
 
 
 def test_jointly(world, tmp_path):
-    """An extractor for each client, one classifier, one loss over everybody's utterances."""
+    """Joint training has an extractor per client, one classifier, and one loss over all data."""
     path = start(world, tmp_path / "exp", "joint", *CUT)
     inside("rounds", path, "--to", "2").ok()
     begun = load_file(path / "init.safetensors")
@@ -775,7 +774,7 @@ def test_jointly(world, tmp_path):
 
 
 def test_the_gradient_of_equation_3():
-    """Down the ASR loss and up the speaker loss for the extractor, down both for the others."""
+    """The extractor descends the ASR loss and ascends the speaker loss; all else descends both."""
     torch.manual_seed(0)
     features = torch.randn(4, 6, 5, dtype=torch.float64, requires_grad=True)
     lengths, speakers = torch.tensor([6, 5, 4, 3]), torch.tensor([0, 1, 2, 0])
@@ -793,12 +792,12 @@ def test_the_gradient_of_equation_3():
     torch.testing.assert_close(found[0], of_asr[0] - weight * of_speakers[0])
     for one, expected in zip(found[1:], of_speakers[1:], strict=True):
         torch.testing.assert_close(one, expected)
-    # What lies after an utterance's end is not heard.
+    # Frames after an utterance's end are ignored.
     assert of_speakers[0][3, 3:].abs().max() == 0 and of_speakers[0][3, :3].abs().max() > 0
 
 
 class Invariant(Student):
-    """A client that unlearns its speakers; the two losses' gradients are taken apart."""
+    """A client that unlearns its speakers, with separately computed gradients of the two losses."""
 
     def __init__(self, world: Path, client: str, units: int):
         super().__init__(world, client, trained=EXTRACTOR)
@@ -824,7 +823,7 @@ class Invariant(Student):
         of_features, *of_speakers = torch.autograd.grad(
             spoken, [self.features, *own], retain_graph=True
         )
-        # As often as an utterance has frames, which CTC sums its loss over.
+        # As often as the utterance has frames, over which CTC sums its loss.
         against = -self.weight * self.lengths[:, None, None] * of_features
         turned = torch.autograd.grad(self.features, self.extractor, against)
         for parameter, one, other in zip(self.extractor, of_asr, turned, strict=True):
@@ -833,7 +832,7 @@ class Invariant(Student):
             parameter.grad = one
 
     def logits(self) -> Tensor:
-        """Of means and deviations over each utterance's frames, normalised over the utterances."""
+        """Return logits of each utterance's frame statistics, normalised over utterances."""
         rows = [one[:length] for one, length in zip(self.features, self.lengths, strict=True)]
         vectors = torch.stack([torch.cat([row.mean(0), row.std(0, correction=0)]) for row in rows])
         mean, variance = vectors.mean(0), vectors.var(0, correction=0)
@@ -851,7 +850,7 @@ class Invariant(Student):
 
 
 def test_two_rounds_against_a_speaker_classifier(world, tmp_path):
-    """Equation 3, and lambda in 4 steps of 20: Ganin's warm-up is a hyperbolic tangent, from 0."""
+    """Equation 3, and lambda in 4 steps of 20: Ganin's warm-up is a hyperbolic tangent from 0."""
     options = ("speaker_invariance=0.5", "speaker_units=8", "local_epochs=2")
     more = [part for one in options for part in ("--set", f"method_conf.{one}")]
     path = start(world, tmp_path / "exp", "decouplefl", *CUT, *stages(10, 0), *more)
@@ -879,7 +878,7 @@ def test_two_rounds_against_a_speaker_classifier(world, tmp_path):
 
 
 def test_training_against_a_speaker_classifier(world, tmp_path):
-    """It stays at the client and lives on; lambda counts; one speaker alone trains without."""
+    """The classifier persists at the client; lambda matters; a lone speaker trains without."""
     found = {}
     for weight in (0.0, 5.0):
         more = ("--set", f"method_conf.speaker_invariance={weight}")
@@ -902,7 +901,7 @@ def test_training_against_a_speaker_classifier(world, tmp_path):
 
 
 def everything(path: Path) -> dict[str, bytes]:
-    """All results: models, what was sent, what clients and server keep."""
+    """Return all results: models, updates, and the states of clients and server."""
     kinds = ("*.safetensors", "*.ark", "*.scp")
     return {
         str(one.relative_to(path)): one.read_bytes()
@@ -938,8 +937,8 @@ def test_the_same_bytes_after_kills_and_for_any_number_of_jobs(world, tmp_path):
     assert everything(paths[3]) == expected
 
 
-# Begins rounds of each experiment in a process of its own, which kill -9 ends at a checkpoint in
-# the middle of a training.
+# Starts rounds of each experiment in a process of its own, which is killed at a checkpoint during
+# training.
 KILLED = """\
 import os, signal, sys
 import fedtools.tasks.asr.task

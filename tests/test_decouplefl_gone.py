@@ -1,4 +1,4 @@
-"""DecoupleFL goes on without a client that is gone after stage 1."""
+"""DecoupleFL continues without a client that goes missing after stage 1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS = ("personal=[encoder.embed.*, encoder.encoders.0.*]", f"stage1={STAGE_1
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Each client's features are in an archive of its own."""
+    """Make data in which each client's features are in an archive of its own."""
     root = tmp_path_factory.mktemp("gone")
     some_data(root / "train", TRAIN, 0)
     some_data(root / "valid", {"au": 2, "en": 4, "in": 3}, 1)
@@ -51,7 +51,7 @@ def lose_own(world: Path, path: Path, client: str) -> str:
 
 @pytest.fixture
 def mended(world):
-    """Puts archives back that a test has taken away."""
+    """Restore the archives that a test has moved away."""
     yield world
     for client in TRAIN:
         if (away := world / f"feats.{client}.ark").exists():
@@ -64,7 +64,7 @@ def of_round(path: Path, number: int) -> dict[str, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def without_en(world) -> Path:
-    """The oracle: en sends its features, and they are taken away before the server looks."""
+    """Return the oracle, in which en sends features that are deleted before aggregation."""
     path = shutil.copytree(world / "begun", world / "without")
     for command in ("sample", "train-local"):
         inside(command, path).ok()
@@ -75,7 +75,7 @@ def without_en(world) -> Path:
     return path
 
 
-# The first client's archive is the first that is looked at.
+# The first client's archive is checked first.
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize("lose", [lose_archive, lose_own])
 def test_a_client_that_is_gone_after_stage_1(mended, without_en, tmp_path, lose, jobs):
@@ -88,12 +88,12 @@ def test_a_client_that_is_gone_after_stage_1(mended, without_en, tmp_path, lose,
         assert (
             rows["en"]["bytes_up"] == "0" and rows["au"]["status"] == rows["in"]["status"] == "ok"
         )
-        # With several jobs it is another process that says so first.
+        # With several jobs, another process reports it first.
         said = f"round {number}, en: refused: left out by its job: {why}"
         assert done.err.count(f"{said}\n") == 1
     sent = {file.name for file in path.glob("round_0003/features.*")}
     assert sent == {f"features.{name}.{kind}" for name in ("au", "in") for kind in ("ark", "scp")}
-    # The others go on as if its features had not come.
+    # The other clients continue as if its features had not arrived.
     last = f"round_{LAST + 1:04d}/global.safetensors"
     assert (path / last).read_bytes() == (without_en / last).read_bytes()
     before, after = (load_file(path / name) for name in ("round_0001/global.safetensors", last))
@@ -101,7 +101,7 @@ def test_a_client_that_is_gone_after_stage_1(mended, without_en, tmp_path, lose,
 
 
 def test_one_that_is_gone_is_scored_with_what_all_share(mended, without_en, tmp_path):
-    """No model is made for it of a classifier and an extractor that never met."""
+    """No model is built for it from a classifier and an extractor not trained together."""
     path = shutil.copytree(mended / "begun", tmp_path / "exp")
     lose_own(mended, path, "en")
     inside("rounds", path, "--evaluate", "valid").ok()
@@ -138,7 +138,7 @@ def test_one_that_is_gone_when_the_classifier_comes_back(mended, tmp_path):
 
 
 def test_stage_1_wants_everybody_and_so_does_a_wrong_machine(mended, tmp_path):
-    """Where no archive is there at all, nobody is left out: the data are somewhere else."""
+    """If no archive exists at all, no client is left out, since the data are on another machine."""
     path = shutil.copytree(mended / "begun", tmp_path / "exp")
     inside("reset", path, "--round", "1").ok()
     lose_archive(mended, path, "en")
@@ -177,7 +177,7 @@ def test_one_that_is_gone_after_all_were_trained_jointly(world, tmp_path):
 
 
 def test_a_client_that_never_trained_has_nothing_to_lose(mended, tmp_path):
-    """Without a stage 1, all begin with the initial extractor."""
+    """Without a stage 1, all clients start from the initial extractor."""
     more = [x for one in (*OPTIONS, "stage1=0") for x in ("--set", f"method_conf.{one}")]
     path = begin(mended, tmp_path / "exp", "decouplefl", *more)
     inside("rounds", path).ok()

@@ -1,4 +1,4 @@
-"""Defences on updates: each against its own arithmetic, on the files of a federation."""
+"""Defences on updates, each against independent arithmetic, on the files of a federation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def world(tmp_path_factory) -> Path:
 
 
 def seen(world: Path, text: str, seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
-    """Each client's update behind a defence."""
+    """Return each client's update behind a defence."""
     federation = Federation(world / "exp")
     victims = find_victims(federation, [1])
     start = load_file(world / "exp" / "round_0001" / "global.safetensors")
@@ -61,7 +61,7 @@ def seen(world: Path, text: str, seed: int = 0) -> dict[str, dict[str, np.ndarra
 
 
 def flat(update: dict[str, np.ndarray], statistics: bool = False) -> np.ndarray:
-    """The weights of an update in a row, or its statistics."""
+    """Return the weights of an update as a vector, or its statistics."""
     names = [key for key in sorted(update) if ("running_" in key) == statistics]
     return np.concatenate([update[key].ravel() for key in names])
 
@@ -84,13 +84,13 @@ def test_clipping_and_noise(world):
         assert np.linalg.norm(other) == pytest.approx(bound, rel=1e-3)
         assert one @ other / np.linalg.norm(one) / bound == pytest.approx(1, abs=1e-3)
         noise = flat(noisy[0][client]) - other
-        # Twice the root mean square of an update of the bound's norm.
+        # Twice the root mean square of an update whose norm is the bound.
         assert noise.std() == pytest.approx(2 * bound / np.sqrt(len(one)), rel=0.1)
         assert abs(noise.mean()) < 5 * noise.std() / np.sqrt(len(noise))
         assert not np.array_equal(flat(noisy[0][client]), flat(noisy[1][client]))
     first, second = (flat(noisy[0][client]) - flat(clipped[client]) for client in CLIENTS[:2])
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.2
-    # A bound that nobody reaches changes nothing.
+    # A bound above all norms changes nothing.
     wide = seen(world, "clip=1000")
     for client in CLIENTS:
         np.testing.assert_allclose(flat(wide[client]), flat(plain[client]), atol=1e-7)
@@ -100,7 +100,7 @@ VARIANCE = "encoder.scale.running_var"
 
 
 def swollen(world: Path, out: Path, factor: float) -> Path:
-    """A copy of the world whose updates change one tensor of statistics so many times as much."""
+    """Copy the world and scale the change of one tensor of statistics in all updates."""
     shutil.copytree(world / "exp", out / "exp")
     folder = out / "exp" / "round_0001"
     start, update = load_file(folder / "global.safetensors"), folder / "update.1.safetensors"
@@ -113,7 +113,7 @@ def swollen(world: Path, out: Path, factor: float) -> Path:
 
 @pytest.mark.parametrize("text", ["clip=0.5", "noise=0.3", "clip=1+noise=0.3"])
 def test_a_huge_variance_changes_nothing_for_the_weights(world, tmp_path, text):
-    """Raw cepstra change a variance by hundreds of times as much as all weights together."""
+    """Raw cepstra change a variance hundreds of times more than all weights together."""
     plain = seen(world, "none")
     huge = swollen(world, tmp_path, 1e5)
     before, found = seen(world, text), seen(huge, text)
@@ -139,13 +139,13 @@ def test_statistics_have_norms_and_noise_of_their_own(world, tmp_path):
             expected = plain[client][key] * min(1, bound / norms[client])
             np.testing.assert_allclose(clipped[client][key], expected, rtol=1e-3, atol=1e-6)
             apart += [one[client][key] - clipped[client][key] for one in noisy]
-        if key.endswith("mean"):  # A variance has a least value.
+        if key.endswith("mean"):  # Variances have a minimum.
             spread = 2 * bound / np.sqrt(len(apart[0]))
             assert np.std(apart) == pytest.approx(spread, rel=0.15)
 
 
 def test_norms_are_of_what_is_sent(world):
-    """What stays at the client is in no norm, and in no median of norms."""
+    """Personal tensors are in no norm, and in no median of norms."""
     plain = seen(world, "none")
     found = seen(world, "clip=0.5+keep=encoder.layers.*")
     norms, sent = {}, {}
@@ -184,7 +184,7 @@ def test_to_send_nothing_is_no_defence(world):
 
 
 def default_keep(corpus: str) -> list[list[str]]:
-    """The patterns of a recipe's defences that share only some layers."""
+    """Return the patterns of a recipe's defences that share only some layers."""
     words = yaml.safe_load((ROOT / "conf" / corpus / "mini.yaml").read_text())["updates"][
         "defences"
     ]
@@ -192,7 +192,7 @@ def default_keep(corpus: str) -> list[list[str]]:
 
 
 def test_defaults_share_only_some_layers():
-    """As FedNorm, without normalisation, and as FedExtract, without the lowest layers."""
+    """The defaults are FedNorm's, without normalisation, and FedExtract's, without low layers."""
     config = yaml.safe_load((ROOT / "conf/tedlium3/mini.yaml").read_text())["model"]
     tdnn = build_model({**config, "criterion": "ctc"}, ["<blank>", "a", "<sos/eos>"])
     config = yaml.safe_load((ROOT / "conf/speechcommands/mini.yaml").read_text())
@@ -232,7 +232,7 @@ def test_a_mean_is_of_other_speakers(world):
 
 
 def test_whom_a_mean_is_of_is_drawn(world):
-    """Of the four others each is met, and not always in the company of the same ones."""
+    """Each of the four other models is drawn at times, in varying combinations."""
     key, plain = "encoder.layers.0.affine.weight", seen(world, "none")
     met = set()
     for seed in range(12):
@@ -254,12 +254,12 @@ def test_who_is_aggregated_with_a_refused_model_is_refused_too(world, tmp_path):
     save_file(sent, update)
     options = ("--indicator", world / "valid", "--round", "1", "--defence", "mean=5")
     done = inside("attack", "footprints", path, tmp_path / "out", *options).ok()
-    # A mean of five is of all models of the two other speakers: ann's second has none of ann's.
+    # A mean of five is of all models of the other two speakers: ann's second excludes ann's own.
     assert "ann-m1: refused: NaN or Inf" in done.err
     assert "bob-m1: refused: aggregated with 'ann-m1': NaN or Inf" in done.err
     found = read_footprints(tmp_path / "out")
     assert found.models == ["ann-m2"]
-    # Whose mean each is, is told beside them.
+    # Each mean is listed next to the embeddings.
     others = [one for one in CLIENTS if one[:3] != "ann"]
     assert found.groups["ann-m2"] == ["ann-m2", *others]
 

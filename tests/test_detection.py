@@ -1,4 +1,4 @@
-"""False accepts and rejects: counted by hand, by another program, and of a real experiment."""
+"""False accepts and rejects: counted by hand, by another program, and in a real experiment."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_clips_that_cannot_be_falsely_taken_are_refused():
 
 @pytest.fixture
 def experiment(tmp_path, monkeypatch):
-    """Makes experiments whose models have seen nothing yet; returns their folder."""
+    """Make experiments with untrained models; return their folder."""
     monkeypatch.chdir(tmp_path)
     config_file(Path("config.yaml"))
 
@@ -90,7 +90,7 @@ def test_the_command_measures_the_last_model(cli, experiment):
 
 
 def test_the_command_takes_the_last_configured_round_and_no_other(cli, experiment):
-    """Neither the round before it nor one after it: each model takes all clips for one label."""
+    """Each model gives all clips one label, and neither an earlier nor a later round is used."""
     path = experiment(cli, CLASSES)
     cli("rounds", path, "--to", "4").ok()
     taken = {2: "_unknown_", 3: "yes", 4: "_silence_"}
@@ -102,13 +102,13 @@ def test_the_command_takes_the_last_configured_round_and_no_other(cli, experimen
         Experiment(path).round(number).close()
     cli("detection", path).ok()
     (row,) = read_tsv(path / "detection_test.tsv", None)
-    # Of six negative clips all are accepted, and of six positive ones none is rejected.
+    # All six negative clips are accepted, and none of six positive ones is rejected.
     found = [row[name] for name in ("round", "negatives", "false_accepts", "false_rejects")]
     assert found == ["3", "6", "6", "0"]
 
 
 def test_each_split_is_measured_on_its_own_clips(cli, tmp_path):
-    """Accuracy and detection: of validation clips in place of the test's, nobody would know."""
+    """Accuracy and detection use validation clips for validation, and test clips for test."""
     counts = {"train": [2, 2, 2, 2], "valid": [1, 2, 3, 4], "test": [3, 1, 1, 2]}
     data = [f"--data={split}={tmp_path / split}" for split in counts]
     for split, clips in counts.items():

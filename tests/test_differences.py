@@ -31,7 +31,7 @@ def data(path: Path) -> Path:
 
 
 def wrong(path: Path, errors: dict[str, int]) -> Path:
-    """Hypotheses with so many words wrong of each speaker."""
+    """Write hypotheses with a given number of wrong words per speaker."""
     lines = [
         f"{one}-a {' '.join(['no'] * errors[one] + ['yes'] * (WORDS - errors[one]))}\n"
         for people in PEOPLE.values()
@@ -43,7 +43,7 @@ def wrong(path: Path, errors: dict[str, int]) -> Path:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Three methods, with the errors of each speaker: the second is better by about a word."""
+    """Make three methods' errors per speaker: the second is better by about a word."""
     root = tmp_path_factory.mktemp("differences")
     random, folder = np.random.default_rng(0), data(root / "data")
     everyone = [one for people in PEOPLE.values() for one in people]
@@ -70,7 +70,7 @@ def report(world, *options: object, names=("Baseline", "FedAvg", "Other")):
 
 
 def table(text: str) -> dict[str, dict[str, str]]:
-    """Method -> heading -> cell of the first table."""
+    """Return method -> heading -> cell of the first table."""
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     head = [cell.strip() for cell in lines[0]]
     rows = [[cell.strip() for cell in line] for line in lines[2:]]
@@ -104,7 +104,7 @@ def test_differences_are_of_the_mean_over_clients(world):
             value, low, high = numbers(cell)
             assert value == pytest.approx(np.mean(of_clients), abs=0.051)
             assert low < value < high
-    # Both clients have as many speakers and words: nearly a paired test of all of them.
+    # Both clients have as many speakers and words: nearly a paired test of all speakers.
     gaps = [errors["FedAvg"][one] - errors["Baseline"][one] for one in errors["FedAvg"]]
     by_hand = ttest_1samp(100 * np.array(gaps) / WORDS, 0).confidence_interval(0.95)
     assert numbers(found["FedAvg"]["to Baseline"])[1:] == pytest.approx(by_hand, abs=0.4)
@@ -134,7 +134,7 @@ def test_page_says_which_difference_could_be_told(world):
 
 
 def test_seeds_are_paired_in_order(world):
-    """A second seed whose gap is the first's with its sign turned leaves no difference."""
+    """A second seed with the opposite gap leaves no difference."""
     root, errors = world
     turned = {one: 2 * errors["Baseline"][one] - errors["FedAvg"][one] for one in errors["FedAvg"]}
     scores = root / "turned" / "scores"

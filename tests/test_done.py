@@ -1,4 +1,4 @@
-"""What was done for a row of a table, against what files say, counted by hand."""
+"""Work done for a row of a table, against counts by hand from the files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedtools.files.experiment import Experiment, write_sums
 from fedtools.files.tables import write_tsv
 from fedtools.report.results import Cost, read_cost, server_text
 
-# Of two utterances of each client.
+# For two utterances of each client.
 SECONDS = {"australia": (600.5, 1200), "england": (60, 40), "indian": (3000, 700.25)}
 
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch) -> Path:
-    """Clients of half an epoch a round, or a server, on data that say how long they are."""
+    """Make clients of half an epoch a round, or a server, on data with known durations."""
     monkeypatch.chdir(tmp_path)
     tables: dict[str, list[str]] = {"utt2dur": [], "utt2client": [], "utt2spk": []}
     for client in CLIENTS:

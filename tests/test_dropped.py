@@ -1,4 +1,4 @@
-"""How preparation tells what it left out."""
+"""Reports of what preparation left out."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def test_reasons_are_told_the_most_frequent_first():
     assert dropped.total() == 6
     assert dropped.faults() == 4
     assert dropped.first == {"malformed line": "a.stm:7", "no words": "b.stm:1"}
-    assert dropped.told() == "malformed line: 3, not asked for: 2, no words: 1"
+    assert dropped.summary() == "malformed line: 3, not asked for: 2, no words: 1"
     assert told(dropped, {"no words": "b"}).endswith(": 2, no words: 1, the first b")
     assert told({}) == ""

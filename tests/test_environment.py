@@ -1,4 +1,4 @@
-"""What utils/environment.sh sets for recipes, jobs and tests."""
+"""Settings of utils/environment.sh for recipes, jobs and tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ESPnet's own files: its decoder reads ours, and nothing but tensors that fit is read."""
+"""ESPnet's own files: its decoder reads our exports, and only fitting tensors are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedtools.files.datadir import DataDir
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A trained experiment and its export."""
+    """Make a trained experiment and its export."""
     from conftest import inside
 
     root = tmp_path_factory.mktemp("espnet")
@@ -41,7 +41,7 @@ def world(tmp_path_factory):
 
 
 def test_an_export_is_the_same_bytes_each_time(world, tmp_path, cli):
-    """Without the names of host, process or temporary file, which torch.save writes of a path."""
+    """Exports exclude host, process and file names, which torch.save writes for a path."""
     cli("export", world / "exp", tmp_path / "again").ok()
     for name in ("model.pth", "tokens.txt"):
         assert (tmp_path / "again" / name).read_bytes() == (world / "espnet" / name).read_bytes()
@@ -93,7 +93,7 @@ print("decoded", repr(decode(matrix)[0][0]))
 
 
 def test_espnet_decodes_our_model(world, tmp_path):
-    """The same posteriors in ESPnet's Speech2Text as in ours."""
+    """ESPnet's Speech2Text computes the same posteriors as we do."""
     data = DataDir.read(world / "valid")
     name = data.utterances[0]
     matrix = FeatureReader(data.feats_scp).read(name)
@@ -123,7 +123,7 @@ def test_espnet_decodes_our_model(world, tmp_path):
 
 
 def test_what_espnet_does_not_append_is_told(world, cli, tmp_path):
-    """Frames behind the end are in an experiment's options; its decoding has them."""
+    """Trailing frames are an option of experiments, but not of ESPnet's decoding."""
     from fedtools.federation.federation import Federation
 
     assert not cli("export", world / "exp", tmp_path / "none").ok().err
@@ -197,14 +197,14 @@ def test_refused_models(world, cli, tmp_path, damage):
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
-# --- other models of ESPnet's --------------------------------------------------------------------
+# --- other ESPnet models --------------------------------------------------------------------------
 
 CHARACTERS = ["<blank>", "<unk>", "<space>", *"abcd", "<sos/eos>"]
 SIZES = {"output_size": 16, "attention_heads": 2, "linear_units": 32, "num_blocks": 2}
 
 
 def foreign(folder, tokens=CHARACTERS, encoder_conf=SIZES, **options):
-    """What ESPnet's own classes leave of a model on features: config.yaml, model.pth, the model."""
+    """Return config.yaml, model.pth and the model on features that ESPnet's own classes make."""
     from espnet2.asr.ctc import CTC
     from espnet2.asr.encoder.conformer_encoder import ConformerEncoder
     from espnet2.asr.espnet_model import ESPnetASRModel
@@ -235,7 +235,7 @@ def take_over(cli, folder):
 
 
 def begin(cli, world, folder):
-    """Begin an experiment with an imported model, and return what the command said."""
+    """Begin an experiment with an imported model, and return the command's output."""
     config = yaml.safe_load((folder / "out" / "model.yaml").read_text())
     config |= {"training": simulated.CONFIG["training"], "rounds": 1}
     (folder / "c.yaml").write_text(yaml.safe_dump(config))
@@ -247,7 +247,7 @@ def begin(cli, world, folder):
 
 
 def begun(cli, world, folder):
-    """The experiment."""
+    """Return the experiment."""
     from fedtools.federation.federation import Federation
 
     begin(cli, world, folder)
@@ -311,7 +311,7 @@ def test_non_linguistic_symbols_are_one_token(cli, world, tmp_path):
         assert ours.split(words) == theirs.text2tokens(words)
         assert ours.decode(ours.encode(words)) == words
     assert "warning" not in begin(cli, world, tmp_path).err
-    # And back: ESPnet's decoder is told of them.
+    # The way back: ESPnet's decoder gets these options.
     cli("rounds", tmp_path / "exp", "--to", "1").ok()
     cli("average", tmp_path / "exp").ok()
     cli("export", tmp_path / "exp", tmp_path / "back").ok()
@@ -382,7 +382,7 @@ REFUSED = [
     ({"token_type": "bpe"}, "bpemodel is None"),
     ({"token_type": "bpe", "bpemodel": "none.model"}, "put it next to config.yaml"),
     ({"token_list": 3}, "token_list is not a list"),
-    ({"token_list": [*CHARACTERS[:3], "a", *CHARACTERS[3:]]}, "token 5: 'a' comes twice"),
+    ({"token_list": [*CHARACTERS[:3], "a", *CHARACTERS[3:]]}, "token 5: 'a' is duplicated"),
     ({"token_list": ["<unk>", "<blank>", *CHARACTERS[2:]]}, "token 1: '<blank>' belongs there"),
     ({"token_list": ["<blank>", "<space>", "<unk>", "a", "<sos/eos>"]}, "'<unk>' belongs"),
     ({"token_list": [*CHARACTERS[:-1], "<sos>", "<eos>"]}, "not '<eos>'"),

@@ -48,7 +48,7 @@ def reference(world) -> Path:
 
 @pytest.fixture
 def copied(reference, tmp_path) -> Path:
-    """All four rounds, to be damaged."""
+    """Copy all four rounds, to be damaged."""
     return shutil.copytree(reference, tmp_path / "exp")
 
 
@@ -83,7 +83,7 @@ def test_a_process_that_is_killed_leaves_one_line_at_most(world, reference, tmp_
         time.sleep(0.01)
     found = list(workers(running.pid))
     os.kill(found[-1] if victim == "worker" else running.pid, signal.SIGKILL)
-    # To the end of all who hold the pipe: workers, and Python's tracker of semaphores.
+    # Until all holders of the pipe end: workers, and Python's tracker of semaphores.
     error = running.communicate(timeout=60)[1]
     assert len(found) == 2 and not any(map(alive, found))
     if victim == "worker":
@@ -97,7 +97,7 @@ def test_a_process_that_is_killed_leaves_one_line_at_most(world, reference, tmp_
 
 
 def workers(parent: int) -> Iterator[int]:
-    """The processes that a process began to train in."""
+    """Yield a process's training workers."""
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             fields = (place / "stat").read_text().rpartition(")")[2].split()
@@ -155,7 +155,7 @@ def test_who_was_sampled_is_computed_again(world, tmp_path):
 
 
 def flip(path: Path) -> None:
-    """Another bit in the middle."""
+    """Flip a bit in the middle of a file."""
     raw = bytearray(path.read_bytes())
     raw[-3] ^= 1
     path.write_bytes(raw)
@@ -209,7 +209,7 @@ def test_a_ledger_that_was_changed_is_named(world, copied, change):
     else:
         path.write_text(change(before))
     counts.fedtools(world, "show", copied).fails(1, "round_0002/ledger.tsv", "reset --round 2")
-    # The rounds that follow do not touch it.
+    # The next rounds do not change it.
     counts.fedtools(world, "rounds", copied, "--to", "5").ok()
     assert not path.exists() if change is None else path.read_text() == change(before)
     path.write_text(before)
@@ -236,7 +236,7 @@ READERS = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_pipe_or_a_device_in_place_of_a_file_is_refused(copied, name):
-    """A FIFO would be waited for, and /dev/zero read without an end."""
+    """Reading a FIFO would block, and reading /dev/zero would never end."""
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
         (copied / name).unlink(missing_ok=True)
         make(copied / name)
@@ -253,7 +253,7 @@ def test_a_pipe_in_place_of_a_lock_is_named(world, copied):
 
 @contextlib.contextmanager
 def at_most(seconds: int) -> Iterator[None]:
-    """Break off what has no end."""
+    """Interrupt what does not end in time."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(seconds)
     try:
@@ -301,7 +301,7 @@ def test_no_round_is_done_again_without_what_was_kept_before_it(tmp_path, method
 
 
 def test_what_a_killed_run_had_no_time_to_remove_goes(tmp_path, monkeypatch):
-    """A private model of the round before stays until the round is complete, and then goes."""
+    """An earlier round's private model stays until the round is complete, and is then removed."""
     from fedtools.federation.federation import Federation
 
     path = keyword_world.begin(keyword_world.make_world(tmp_path), tmp_path / "exp")
@@ -320,7 +320,7 @@ def test_what_a_killed_run_had_no_time_to_remove_goes(tmp_path, monkeypatch):
 
 
 def kept(path: Path) -> dict[str, bytes]:
-    """What the server sends, and what it and clients keep."""
+    """Return the states that the server sends, and that it and clients keep."""
     patterns = ("round_*/global*", "clients/*/*/*", "server/*/*")
     files = [file for pattern in patterns for file in path.glob(pattern)]
     return {str(file.relative_to(path)): file.read_bytes() for file in files}
@@ -328,7 +328,7 @@ def kept(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(("method", "number"), [("fedkws_ui", 1), ("fedopt", 3)])
 def test_a_reset_that_is_broken_off_is_finished_first(tmp_path, monkeypatch, method, number):
-    """Nothing is trained from what a part of a reset has left."""
+    """No training starts from the remains of a partial reset."""
     start = keyword_world.begin(keyword_world.make_world(tmp_path), tmp_path / "exp", method)
     inside("rounds", start, "--to", "3").ok()
     whole, real = kept(start), os.unlink
@@ -369,7 +369,7 @@ def test_a_reset_leaves_what_others_put_beside_events(world, copied):
 
 
 def test_a_folder_where_a_job_writes_does_not_stop_it(world, reference, tmp_path):
-    """Who can write into a round's folder cannot keep others out of it."""
+    """Directories at a job's output paths do not stop it."""
     path = counts.begin(world, tmp_path / "exp")
     for name in ("update.1.tsv", "update.1.safetensors"):
         (path / "round_0001" / name / "within").mkdir(parents=True)
@@ -382,7 +382,7 @@ def test_what_clients_keep_is_for_their_owner_alone(tmp_path):
     inside("rounds", path, "--to", "1").ok()
     folders = list((path / "clients").iterdir())
     assert folders and {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
-    # As an earlier version left them.
+    # Files as written by an earlier version.
     for folder in folders:
         folder.chmod(0o755)
     inside("rounds", path, "--to", "2").ok()
@@ -411,7 +411,7 @@ def test_a_start_that_was_changed_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory) -> Path:
-    """Data of speech, and an experiment that began with them."""
+    """Make speech data and an experiment on them."""
     root = tmp_path_factory.mktemp("speech")
     simulated.data_dir(root / "train", CLIENTS, 6)
     simulated.config_file(root / "config.yaml")
@@ -434,7 +434,7 @@ def init(root: Path, path: Path, method: str, train: Path) -> list[object]:
 
 
 def rotate(path: Path) -> None:
-    """Every key gets the value of the next one."""
+    """Rotate the values: every key gets the next key's value."""
     pairs = [line.split(" ", 1) for line in path.read_text().splitlines()]
     values = [value for _, value in pairs]
     lines = [
@@ -444,7 +444,7 @@ def rotate(path: Path) -> None:
 
 
 def again(path: Path) -> None:
-    """The same features, as another extraction would make them: slightly other numbers."""
+    """Write the same features with slightly other numbers, as another extraction would."""
     from fedtools.files.ark import FeatureReader, write_ark
     from fedtools.files.datadir import DataDir
 
@@ -488,7 +488,7 @@ def test_other_data_of_the_same_name_are_noticed(speech, cli, name, change, said
 
 
 def test_a_moved_archive_is_the_same_data(speech, tmp_path):
-    """Where archives lie does not matter, nor a path in feats.scp."""
+    """The location of archives does not matter, nor does a path in feats.scp."""
     from fedtools.tasks.identity import of_utterances
 
     moved = shutil.copytree(speech / "train", tmp_path / "moved")
@@ -509,7 +509,7 @@ def test_no_model_begins_with_what_is_not_finite(speech, cli, tmp_path):
 
 
 def test_pseudo_labels_need_no_transcripts(speech, cli, tmp_path):
-    """And the model is the same whatever the transcripts say."""
+    """The model does not depend on the transcripts."""
     options = ("--set", "training.labels=continuous")
     found = []
     for name, text in (("none", None), ("wrong", "zzz")):

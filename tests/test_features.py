@@ -1,4 +1,4 @@
-"""Audio to features on disk: the numbers, the files, the drops, and what is refused."""
+"""Audio to features on disk: values, files, dropped utterances, and refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RATE = 16_000
 
 
 def sound(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
-    """A tone that rises, in noise, as 16-bit integers."""
+    """Return a rising tone in noise, as 16-bit integers."""
     times = np.arange(round(seconds * rate)) / rate
     noise = np.random.default_rng(seed).standard_normal(len(times))
     tone = np.sin(2 * np.pi * (200 + 60 * seed + 500 * times) * times)
@@ -32,7 +32,7 @@ def sound(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
 
 
 def kaldi_fbank(samples: np.ndarray, rate: int, num_bins: int, below: float = 0.0) -> np.ndarray:
-    """What Kaldi's feat-functions and mel-computations define, in float64 numpy."""
+    """Compute the definitions of Kaldi's feat-functions and mel-computations in float64 numpy."""
     length, shift = rate * 25 // 1000, rate * 10 // 1000
     size = 1 << (length - 1).bit_length()
     count = 1 + (len(samples) - length) // shift
@@ -55,7 +55,7 @@ def kaldi_fbank(samples: np.ndarray, rate: int, num_bins: int, below: float = 0.
 
 
 def kaldi_mfcc(samples: np.ndarray, rate: int, count: int) -> np.ndarray:
-    """Kaldi's mfcc_hires.conf: an orthonormal cosine transform, then its liftering."""
+    """Compute Kaldi's mfcc_hires.conf: an orthonormal cosine transform, then its liftering."""
     mels = kaldi_fbank(samples, rate, count, below=400.0)
     number, place = np.arange(count)[:, None], np.arange(count) + 0.5
     cosines = np.cos(np.pi / count * number * place) * np.sqrt(2 / count)
@@ -65,7 +65,7 @@ def kaldi_mfcc(samples: np.ndarray, rate: int, count: int) -> np.ndarray:
 
 @pytest.fixture
 def data(tmp_path) -> Path:
-    """Six utterances of three speakers in every container; client b has the first and the last."""
+    """Make six utterances of three speakers in every container; b has the first and the last."""
     audio, path = tmp_path / "audio", tmp_path / "data"
     audio.mkdir()
     wav_scp, clients = {}, {}
@@ -337,12 +337,12 @@ def test_other_rates_are_resampled(tmp_path):
     samples = resample(wave.astype(np.float32), 48_000, RATE)
     assert samples.dtype == np.float32 and len(samples) == RATE
     expected = 0.5 * np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE)
-    # 11 kHz is above half the new rate: it must be gone, not folded back.
+    # 11 kHz is above half the new rate: it must be removed, not aliased.
     np.testing.assert_allclose(samples[500:-500], expected[500:-500], atol=2e-3)
 
 
 def test_a_sound_has_the_same_features_at_any_rate(data, tmp_path, cli):
-    """As many frames of filters that lie where another rate has them would be noticed by nobody."""
+    """Equally many frames would hide filters at the positions of another rate."""
 
     def tones(rate: int) -> np.ndarray:
         times = np.arange(rate // 2) / rate
@@ -360,7 +360,7 @@ def test_a_sound_has_the_same_features_at_any_rate(data, tmp_path, cli):
     for utt in rates:
         found = read_all(data)[utt]
         assert found.shape == expected.shape
-        # Not the ends, which resampling smooths.
+        # Without the ends, which resampling smooths.
         np.testing.assert_allclose(found[2:-2][loud[2:-2]], expected[2:-2][loud[2:-2]], atol=0.1)
 
 

@@ -1,4 +1,4 @@
-"""The federation on disk: the same bytes however it is run, killed, or cut into jobs."""
+"""The federation on disk: the same bytes however it is run, killed, or divided into jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GLOBAL = "round_0001/global.safetensors"
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Data, tokens and a configuration that all tests of this module share."""
+    """Make data, tokens and a configuration that all tests of this module share."""
     root = tmp_path_factory.mktemp("world")
     simulated.data_dir(root / "train", CLIENTS, 10)
     simulated.data_dir(root / "valid", CLIENTS, 3, seed=1)
@@ -46,14 +46,14 @@ def begin(world: Path, path: Path, method: str = "fedavg", *more: str) -> list:
 
 
 def states(path: Path) -> dict[str, bytes]:
-    """The bytes of every global and personal state of an experiment."""
+    """Return the bytes of every global and personal state of an experiment."""
     files = [*path.glob("round_*/global.safetensors"), *path.glob("clients/*/round_*/personal*")]
     return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
 @pytest.fixture(scope="module")
 def reference(world) -> dict[str, dict[str, bytes]]:
-    """Three rounds of each method, left alone, one job, one process."""
+    """Run three rounds of each method without interruption, in one job and process."""
     found = {}
     for method in ("fedavg", "client", "centralized"):
         path = world / f"reference-{method}"
@@ -110,7 +110,7 @@ def test_each_round_tells_how_it_goes(world, cli, tmp_path, method):
 
 
 def test_a_progress_line_names_the_experiment_as_its_folder_does(world, cli, tmp_path, monkeypatch):
-    """Below `exp`, which may be a link, also seen from within; elsewhere as it was typed."""
+    """Names below `exp` are relative to it, even through a link; other names are as typed."""
 
     def first_words(folder: Path, typed: str, number: int) -> str:
         monkeypatch.chdir(folder)
@@ -142,7 +142,7 @@ def test_nothing_left_to_do_is_found_out_without_torch(world, tmp_path):
     assert "all rounds are complete" in fedtools(*rounds, env=without).ok().err
     fedtools("rounds", path, "--to", "3", env=without).fails(1, "'torch' is missing")
 
-    # What somebody removed is something to do.
+    # A removed file is made again.
     table.write_text(measured[: measured.rindex("2\tin\t")])
     inside(*rounds).ok()
     assert table.read_text() == measured
@@ -204,7 +204,7 @@ print(killed, len(seen))
 
 @pytest.mark.parametrize("method", ["fedavg", "client", "centralized"])
 def test_killed_at_random_moments(world, reference, tmp_path, method):
-    """20 kills of a federation that goes on after each: the same bytes as one left alone."""
+    """A federation killed 20 times and resumed writes the same bytes as one left alone."""
     path = tmp_path / "exp"
     inside(*begin(world, path, method)).ok()
     moments = {"fedavg": 20, "client": 6, "centralized": 6}[method]
@@ -218,7 +218,7 @@ def test_killed_at_random_moments(world, reference, tmp_path, method):
     assert done.returncode == 0, done.stderr
     killed, different = map(int, done.stdout.split()[-2:])
     assert killed >= moments
-    # The kills did fall into different stages of the work.
+    # The kills hit different stages of the work.
     assert different >= moments / 3, done.stdout
     inside("rounds", path, "--to", "3").ok()
     assert states(path) == reference[method], f"seed {seed}"
@@ -226,7 +226,7 @@ def test_killed_at_random_moments(world, reference, tmp_path, method):
 
 
 def test_a_checkpoint_is_taken_up(world, reference, cli, tmp_path, monkeypatch):
-    """A training stopped between two steps goes on from its checkpoint, not from the start."""
+    """A training stopped between two steps resumes at its checkpoint, not at the start."""
     from fedtools.client.trainer import Trainer
 
     path = tmp_path / "exp"
@@ -256,7 +256,7 @@ def test_a_checkpoint_is_taken_up(world, reference, cli, tmp_path, monkeypatch):
 
 
 def test_plain_mean(world, cli, tmp_path):
-    """Equation 2: the next global state is the mean of what the clients sent."""
+    """By equation 2, the next global state is the mean of the client updates."""
     path = tmp_path / "exp"
     cli(*begin(world, path)).ok()
     cli("rounds", path, "--to", "1").ok()
@@ -271,7 +271,7 @@ def test_plain_mean(world, cli, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedavg", "client"])
 def test_the_server_needs_nothing_of_the_clients(world, reference, cli, tmp_path, method):
-    """Aggregation gives the same with the clients' folders out of its sight."""
+    """Aggregation gives the same when the clients' folders are inaccessible."""
     path = tmp_path / "exp"
     cli(*begin(world, path, method)).ok()
     cli("sample", path).ok()
@@ -342,7 +342,7 @@ def test_refused_updates(world, cli, tmp_path, change, said, left):
         status = [row["status"] for row in ledger(path)]
         assert status[:3].count("ok") == left
         assert any(said in text for text in status)
-        # What was refused was sent all the same.
+        # A refused update was sent, and counts as traffic.
         (size,) = {row["bytes_up"] for row in ledger(path)[:3]}
         assert int(size) > 0
     else:
@@ -379,7 +379,7 @@ def test_another_base_is_refused(world, cli, tmp_path):
 
 @pytest.mark.parametrize("name", ["nobody", "au", "server"])
 def test_strangers_and_others_clients_cost_a_job_its_own(world, cli, tmp_path, name):
-    """A name that was not sampled, or is of another job; what it was given is nobody's."""
+    """A job whose table lists another job's client, or an unsampled one, loses its own client."""
     path = tmp_path / "exp"
     cli(*begin(world, path)).ok()
     cli("sample", path, "--nj", "3").ok()
@@ -539,7 +539,7 @@ def test_characters_are_evaluated_where_there_are_no_spaces(world, cli, tmp_path
 
 
 def test_training_learns(world, cli, tmp_path):
-    """On data with known truth a few epochs bring the validation loss down by half."""
+    """On data with known truth, a few epochs halve the validation loss."""
     path = tmp_path / "exp"
     cli(*begin(world, path, "fedavg", "--set", "method_conf.local_epochs=8")).ok()
     cli("rounds", path, "--to", "6").ok()

@@ -1,4 +1,4 @@
-"""The training loop: against torch's own, in a stack and alone, and taken up at every step."""
+"""The training loop: against torch's own, in a stack and alone, and resumed at every step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIMIZERS = {
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """The order of sums depends on the number of threads."""
+    """Use one thread, since the order of sums depends on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -39,7 +39,7 @@ def _one_thread():
 
 
 class Net(nn.Module):
-    """K networks of two layers, with a scalar and a counter each; fewer clients may come in."""
+    """K networks of two layers, with a scalar and a counter each; inputs may have fewer clients."""
 
     def __init__(self, clients: int, kind: torch.dtype = torch.float32, dropout: float = 0.0):
         super().__init__()
@@ -118,7 +118,7 @@ class Batches:
 
 
 def entropy(model: nn.Module, batch: Batch) -> Tensor:
-    """Each client's mean cross-entropy, (K,)."""
+    """Return each client's mean cross-entropy, (K,)."""
     return F.cross_entropy(model(batch.x).transpose(1, 2), batch.y, reduction="none").mean(1)
 
 
@@ -128,7 +128,7 @@ def train(model, batches, options, objective=None, stacked=True, **more):
 
 
 def alone(seed: int = 0, number: int = 1, name: str = "a", home: Private | None = None) -> Unit:
-    """A unit, whose home keeps checkpoints."""
+    """Return a unit whose directory keeps checkpoints."""
     return Unit([name], number, seed, home, [home] if home else [])
 
 
@@ -141,17 +141,17 @@ def copy_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def assert_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    """Bit for bit."""
+    """Check equality bit for bit."""
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
 
 
-# --- what it computes
+# --- computations
 
 
 def bare_loop(model: Alone, batches: Batches, client: int, steps: int, training: Training) -> float:
-    """What anybody would write, with torch's optimisers that are not fused; the mean loss."""
+    """Train straightforwardly by torch's optimisers that are not fused; return the mean loss."""
     classes = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     optimizer = classes[training.optim](model.parameters(), foreach=False, **training.optim_conf)
     losses = []
@@ -183,7 +183,7 @@ def bare_loop(model: Alone, batches: Batches, client: int, steps: int, training:
 )
 @pytest.mark.parametrize("steps", [RAGGED, [5, 3, 0, 0], [3]], ids=str)
 def test_a_stack_is_its_models_one_after_the_other(optim, more, steps):
-    """In double precision, to 1e-10; those that have finished or never begin included."""
+    """In double precision they agree to 1e-10, including models that finished or never start."""
     training = options(optim, **more)
     batches = Batches(steps, torch.float64, parts=1 if len(steps) != 4 else 2)
     stack = Net(len(steps), torch.float64)
@@ -204,7 +204,7 @@ def test_a_stack_is_its_models_one_after_the_other(optim, more, steps):
 
 
 def losses_of(seed: int, key: tuple, model: nn.Module) -> list[float]:
-    """Of three steps over the same batch at a rate of 0: only dropout can change them."""
+    """Return losses of three steps over the same batch at rate 0: only dropout changes them."""
     training = Training(optim="sgd", optim_conf={"lr": 0.0})
     found = []
 
@@ -223,7 +223,7 @@ def test_dropout_is_drawn_anew_for_every_step_key_and_seed():
     found = [losses_of(seed, key, Net(2, dropout=0.5)) for seed, key in keys]
     assert len({loss for losses in found for loss in losses}) == 12
     assert losses_of(*keys[0], Net(2, dropout=0.5)) == found[0]
-    # Who has measured the model before has left it in the state of a test.
+    # An earlier evaluation has left the model in evaluation mode.
     assert losses_of(*keys[0], Net(2, dropout=0.5).eval()) == found[0]
 
 
@@ -284,7 +284,7 @@ def test_each_model_of_a_stack_is_clipped_as_torch_clips(kind):
 
 
 def test_the_rate_warms_up_over_rounds():
-    """ESPnet's schedule, from the steps of earlier rounds on."""
+    """ESPnet's schedule counts the steps of earlier rounds."""
     training = options("adam", scheduler="warmuplr", scheduler_conf={"warmup_steps": 6})
     rates = []
 
@@ -328,7 +328,7 @@ def test_bfloat16_trains_near_float32():
     assert low == pytest.approx(full, rel=0.05) and low != full
 
 
-# --- what cannot be used
+# --- invalid values
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -346,7 +346,7 @@ def test_one_bad_number_is_its_models_alone(bad):
                 assert finite(stack, True) == [index != client for index in range(4)], name
                 assert finite(stack, False) == [False]
                 flat[client, place] = good
-    # Infinities that cancel are none the less there; large values are as bad as infinite ones.
+    # Infinities that cancel are still found; large values are as bad as infinite ones.
     stack.first.data[1, 0, :2] = torch.tensor([math.inf, -math.inf])
     stack.head.data[2] = 3e38
     assert finite(stack, True) == [True, False, False, True]
@@ -378,11 +378,11 @@ def test_a_loss_that_is_no_loss(loss):
     assert one[2] == three[2] == "" and two[2].startswith("diverged: loss ")
 
 
-# --- taken up again
+# --- resuming
 
 
 class Teacher(Objective):
-    """A student learns from the labels and from the mean of its own past, as (K, ...) tensors."""
+    """A teacher: the student learns from labels and its own running mean, as (K, ...) tensors."""
 
     def __init__(self, model: nn.Module, stacked: bool):
         super().__init__(self.both)
@@ -412,11 +412,11 @@ class Teacher(Objective):
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The end of a killed process."""
 
 
 def make(stacked: bool) -> tuple[nn.Module, Batches]:
-    """A model with dropout, and batches of two parts."""
+    """Make a model with dropout, and batches of two parts."""
     stack = Net(len(RAGGED), dropout=0.3)
     if stacked:
         return stack, Batches(RAGGED, parts=2)
@@ -456,14 +456,14 @@ def test_what_was_interrupted_after_any_step_ends_the_same(tmp_path, stacked, op
         trainer, batches = begin(stacked, training, home)
         trainer.objective.after_step = count_steps(trainer, taken)
         assert trainer.train(batches) == expected
-        # The state of the step in which it was killed was not kept yet.
+        # The state of the step in which it was killed was not saved yet.
         assert len(taken) == 9 - (killed - 1) // interval * interval
         assert_same(copy_of(trainer.model), copy_of(whole.model))
         assert_same(trainer.objective.teacher, whole.objective.teacher)
 
 
 def kill_after(trainer: Trainer, step: int) -> Callable[[nn.Module, int], None]:
-    """An `after_step` that does not return after a step."""
+    """Return an `after_step` that raises after a given step."""
     plain = trainer.objective.after_step
 
     def after_step(model: nn.Module, active: int) -> None:
@@ -475,7 +475,7 @@ def kill_after(trainer: Trainer, step: int) -> Callable[[nn.Module, int], None]:
 
 
 def count_steps(trainer: Trainer, taken: list[int]) -> Callable[[nn.Module, int], None]:
-    """An `after_step` that counts how often it is called."""
+    """Return an `after_step` that counts its calls."""
     plain = trainer.objective.after_step
 
     def after_step(model: nn.Module, active: int) -> None:
@@ -487,7 +487,7 @@ def count_steps(trainer: Trainer, taken: list[int]) -> Callable[[nn.Module, int]
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["alone", "stack"])
 def test_every_saved_state_is_enough(tmp_path, stacked):
-    """Also that of the last step, after which only the results are put together."""
+    """This includes the state after the last step, when only results are assembled."""
     training, kept = options("adamw", save_interval_steps=1), []
 
     class Home(Private):
@@ -510,7 +510,7 @@ def test_every_saved_state_is_enough(tmp_path, stacked):
 
 
 def test_teachers_of_a_stack_are_those_of_its_models_alone():
-    """Momentum and weight decay move a model on that has finished, but not its teacher."""
+    """Momentum and weight decay move a finished model, but not its teacher."""
     training = options("sgd")
     stack = Net(len(RAGGED), torch.float64)
     teacher = Teacher(stack, True)
@@ -525,11 +525,11 @@ def test_teachers_of_a_stack_are_those_of_its_models_alone():
             assert (stack.state_dict()[name][client] - model.state_dict()[name]).abs().max() < 1e-10
 
 
-# --- clients: what is kept in files
+# --- clients: states in files
 
 
 class FiveSteps:
-    """One client's data, whose epoch is five steps that are the same in each."""
+    """One client's data, whose epoch consists of the same five steps each time."""
 
     sizes, facts = [20], {}
 
@@ -538,7 +538,7 @@ class FiveSteps:
 
 
 class Models:
-    """Models that are no stacks."""
+    """Models without a stack dimension."""
 
     stacked = False
 
@@ -556,7 +556,7 @@ def client(folder, number: int, model: nn.Module, training: Training) -> Client:
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)
 def test_rounds_that_keep_the_optimiser_are_one_training(tmp_path, optim):
-    """Four rounds of one epoch, a round that is repeated among them: bit for bit four epochs."""
+    """Four rounds of one epoch, one of them repeated, equal four epochs bit for bit."""
     training = options(
         optim, scheduler="warmuplr", scheduler_conf={"warmup_steps": 7}, grad_clip=0.5
     )
@@ -607,7 +607,7 @@ def test_a_client_that_is_killed_goes_on_from_its_checkpoint(tmp_path):
         assert len(steps) == 10 - (killed - 1) // 3 * 3
         assert_same(copy_of(model), copy_of(whole))
         assert_same(own.teacher, teacher.teacher)
-        # Until the job's files are there, a rerun finds the end, and takes no step.
+        # Until the job's files exist, a rerun finds the final state, and takes no step.
         again = Alone(Net(2, dropout=0.3), 1)
         steps.clear()
         assert client(folder, 3, again, training).train(own, epochs=2) == expected
@@ -625,7 +625,7 @@ def test_checkpoints_of_another_round_or_purpose_do_not_count(tmp_path, number, 
     other = Alone(Net(2), 1)
     client(tmp_path / "other", 1, other, training).train(epochs=1)
     assert (tmp_path / "other" / "checkpoint.safetensors").exists()
-    # The same round and purpose have nothing left to do, whatever the model holds.
+    # The same round and purpose have nothing left to do, whatever the model's state.
     client(tmp_path / "other", 1, taken, training).train(epochs=1)
     assert_same(copy_of(taken), copy_of(other))
     client(tmp_path / "other", number, found, training).train(epochs=1, purpose=purpose)

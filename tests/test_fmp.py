@@ -1,4 +1,4 @@
-"""FMP against algorithm 1 written out word by word, on files, and what it must not see."""
+"""FMP against a word-by-word algorithm 1, on files, and the information it must not use."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def stream(tmp_path_factory) -> Path:
 def test_algorithm_1(stream, options):
     expected = by_hand(stream, **options)
     assert simulated(stream, **options) == expected
-    # The options matter on these data, or nothing would have been seen.
+    # The options matter on these data; otherwise the test would show nothing.
     plain = {key: value for key, value in options.items() if key in Weights.__annotations__}
     assert by_hand(stream, **{**plain, "scale": 0.0}) != expected
 
 
 @pytest.mark.parametrize("sends", ["cumulative", "increments"])
 def test_the_federation_on_disk(stream, tmp_path, sends):
-    """The files of a federation say the same as the algorithm; increments add up to the same."""
+    """The files of a federation equal the algorithm's; increments add up to the same."""
     path = begin(stream, tmp_path / "exp", sends=sends, scale=0.8)
     assert best_text(path) == by_hand(stream, scale=0.8)
     marginals = kaldiio.load_scp(str(path / "best" / "marginals.scp"))
@@ -63,7 +63,7 @@ def test_the_federation_on_disk(stream, tmp_path, sends):
     unigram[0] = 0  # `</s>`
     expected = 0.9 * counts / counts.sum() + 0.1 * np.array(unigram) / sum(unigram)
     assert marginals["-"] == pytest.approx(expected, abs=1e-5)
-    # What is sent are counts of words, and nothing of the last group.
+    # Only counts of words are sent, and none of the last group.
     state = load_file(path / f"round_{T + 1:04d}" / "global.safetensors")
     assert state.keys() == {"counts"} and state["counts"].shape == (2 + len(WORDS),)
     assert (path / f"round_{T:04d}" / ".done").exists()
@@ -74,7 +74,7 @@ def test_the_federation_on_disk(stream, tmp_path, sends):
 
 
 def test_sampled_clients(stream, tmp_path):
-    """Of those who do not take part in a round the server has nothing, or what they sent before."""
+    """Of clients outside a round the server has nothing, or their earlier updates."""
     path = begin(stream, tmp_path / "exp", "--set", "clients_per_round=2", scale=1.0)
     sampled = {
         number: (path / f"round_{number:04d}" / "clients").read_text().split()
@@ -82,7 +82,7 @@ def test_sampled_clients(stream, tmp_path):
     }
     assert any(set(some) != set(sampled[1]) for some in sampled.values())
     assert best_text(path) == by_hand(stream, scale=1.0, taking_part=sampled)
-    # Increments: all that was said by the last round that a client took part in is there, once.
+    # Increments: words up to a client's last round are counted once.
     path = begin(
         *(stream, tmp_path / "other", "--set", "clients_per_round=2"), sends="increments", sigma=0.0
     )
@@ -101,7 +101,7 @@ def test_sampled_clients(stream, tmp_path):
 
 
 def test_no_utterance_is_in_its_own_cache(stream, tmp_path):
-    """What somebody says later changes nothing of what was heard before, its own words neither."""
+    """Later utterances change no earlier hypothesis, and neither do an utterance's own words."""
     other = tmp_path / "other"
     shutil.copytree(stream, other)
     segments = [line.split() for line in (stream / "segments").read_text().splitlines()]
@@ -121,7 +121,7 @@ def test_no_utterance_is_in_its_own_cache(stream, tmp_path):
 
 
 def test_rounds_in_which_a_client_says_nothing(stream, tmp_path):
-    """With more groups than utterances each is still heard once, with all that came before it."""
+    """With more groups than utterances, each is still rescored once, after all earlier ones."""
     config = {"task": "rescore", "rounds": 20, "method_conf": {"scale": 1.0, "sends": "increments"}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     path = tmp_path / "exp"
@@ -192,7 +192,7 @@ def test_sweeps_and_tuning(stream, tmp_path, cli):
     truth = dict(line.split(" ", 1) for line in (stream / "text").read_text().splitlines())
 
     def errors(found: dict[str, str]) -> int:
-        # The hypotheses have as many words as were said, or fewer.
+        # The hypotheses have as many words as the reference, or fewer.
         from jiwer import process_words
 
         names = [name for name in truth if found[name]]
@@ -236,7 +236,7 @@ def test_sweeps_and_tuning(stream, tmp_path, cli):
 
 
 def bounded_by_hand(stream: Path, client: str, group: slice, sigma: float, cap: float):
-    """A group's counts, each utterance scaled to an L1 norm of `cap` at most."""
+    """Return a group's counts, each utterance scaled to an L1 norm of `cap` at most."""
     opened = open_stream(stream)
     rescored = opened.rescored
     total = np.zeros(len(rescored.vocabulary))
@@ -313,13 +313,13 @@ def test_what_privacy_costs(stream, tmp_path, key, cli):
         totals[name] = {
             level: float(rows[-1][f"epsilon_{level}"]) for level in ("utterance", "user")
         }
-    # An utterance costs what was promised; the groups' borders only with more noise.
+    # An utterance costs the promised epsilon; the groups' borders are covered only by more noise.
     assert totals["even"]["utterance"] == totals["clock"]["utterance"] == 1.0
     noise = [
         float(read_tsv(tmp_path / name / "dp.tsv", None)[-1]["scale"]) for name in ("even", "clock")
     ]
     assert noise[0] > noise[1]
-    # The paper's costs far more than it says.
+    # The paper's accounting underestimates the cost.
     assert totals["paper"]["utterance"] > 3
     assert all(one["user"] > one["utterance"] for one in totals.values())
     config = (tmp_path / "paper.yaml", "--method", "fmp", "--data", f"train={stream}")
@@ -353,7 +353,7 @@ def test_sweeps_have_noise_too(stream, tmp_path, cli, set_key, monkeypatch):
 
 
 def test_sweeps_check_options_as_experiments_do(stream, tmp_path, cli):
-    """Of all combinations, before any is tried."""
+    """All combinations are checked before any is run."""
     out = tmp_path / "sweep.tsv"
     for options, told in (
         (("--set", "alpha=0.9", "--vary", "beta=0.05,0.2"), "alpha + beta is over 1"),
@@ -378,12 +378,12 @@ def test_sweeps_check_options_as_experiments_do(stream, tmp_path, cli):
     (tmp_path / "g.yaml").write_text("a:\n  b:\n    sigma: [5, x]\n")
     cli("rescore-sweep", stream, out, *of_file).fails(1, "g.yaml", "'sigma' is 'x'")
     assert not out.exists()
-    # A default does not spoil what is fixed: the baseline has no beta at all.
+    # A default does not change fixed options: the baseline has no beta at all.
     cli("rescore-sweep", stream, out, "--set", "alpha=0.9", "--vary", "beta=0.05,0.1").ok()
 
 
 def test_sweeps_of_the_papers_mechanism(stream, tmp_path, cli, set_key, monkeypatch):
-    """They are of cumulative counts, as the paper's rounds are, and warn once."""
+    """They use cumulative counts, as in the paper's rounds, and warn once."""
     monkeypatch.setenv("FEDTOOLS_NONCE", 32 * "0")
     rows = {}
     for mechanism in ("paper", "laplace"):
@@ -402,7 +402,7 @@ def test_sweeps_of_the_papers_mechanism(stream, tmp_path, cli, set_key, monkeypa
 
 
 def test_draws_of_noise(stream, tmp_path, key, cli):
-    """Each is another one, the first that of a sweep without draws; what has no noise has one."""
+    """All draws differ, the first is that of a sweep without draws; without noise there is one."""
     options = ("--set", f"rounds={T}", "--set", "mechanism=laplace", "--set", "cap=6")
     options += ("--set", "scale=2", "--vary", "epsilon=0.2,1e6")
     tables = {}
@@ -421,7 +421,7 @@ def test_draws_of_noise(stream, tmp_path, key, cli):
 
 
 def test_many_draws_at_once_are_those_one_by_one(stream):
-    """Also where each client adds its noise to what it has counted once."""
+    """This includes clients that add their noise to counts made once."""
     opened = open_stream(stream)
     groups = {client: opened.groups(client, T, SPAN) for client in CLIENTS}
     for trust in ("server", "client"):
@@ -439,14 +439,14 @@ def test_many_draws_at_once_are_those_one_by_one(stream):
 
 @pytest.mark.parametrize("trust", ["server", "client"])
 def test_doubt(stream, tmp_path, key, trust):
-    """Who ignores all that is released has its own counts alone, on files and in memory."""
+    """Rejecting all releases leaves only own counts, on files and in memory."""
     alone = by_hand(stream, alpha=0.0, scale=2.0)
     privacy = {"mechanism": "laplace", "epsilon": 1e6, "cap": 100.0, "trust": trust}
     options = {"privacy": privacy, "scale": 2.0, "sends": "increments"}
     assert best_text(begin(stream, tmp_path / "all", doubt=1e9, **options)) == alone
     believer = begin(stream, tmp_path / "none", doubt=0.3, **options)
     assert best_text(believer) == by_hand(stream, scale=2.0) != alone
-    # By the rule: the words of a release against the deviation of its noise, which is measured.
+    # The rule compares the words of a release with the measured deviation of its noise.
     method = FMP(doubt=0.3, **options)
     plan = method.plan(T)
     for releases in (1, T):
@@ -464,19 +464,19 @@ def test_doubt(stream, tmp_path, key, trust):
         assert not method.believes(words * 0.99, deviation)
     u = np.array([0.0, 0.5, 0.5])
     counts = np.array([1e6, 40.0, 10.0])
-    # `</s>`, which has noise too, is no word.
+    # `</s>`, which has noise too, is not a word.
     assert (method.global_distribution(counts, u, 100.0) == u).all()
     assert method.global_distribution(counts, u, 10.0)[1] == pytest.approx(0.9 * 0.8 + 0.05)
 
 
 def test_tuning_over_settings_and_draws(stream, tmp_path, key, cli):
-    """The choice is by the mean of errors over epsilons and draws, which sweeps tell one by one."""
+    """Settings are chosen by mean errors over epsilons and draws, as in individual sweeps."""
     options = ("--set", f"rounds={T}", "--set", "mechanism=laplace", "--set", "cap=6")
     options += ("--set", "scale=3", "--draws", "3")
     path = tmp_path / "doubt.yaml"
     over = ("--vary", "doubt=0,0.2,1e9", "--over", "epsilon=0.2,5")
     cli("rescore-tune", stream, path, *options, *over).ok()
-    # Under the nonce that noise was drawn with.
+    # Under the nonce used for the noise.
     shutil.copy(f"{path}.nonce", tmp_path / "sweep.nonce")
     vary = ("--vary", "doubt=0,0.2,1e9", "--vary", "epsilon=0.2,5")
     cli("rescore-sweep", stream, tmp_path / "sweep", *options, *vary).ok()
@@ -490,14 +490,14 @@ def test_tuning_over_settings_and_draws(stream, tmp_path, key, cli):
 
 
 def test_sweeps_without_words_or_without_errors(stream, tmp_path, cli):
-    """No rate is divided by nothing: without words there is none, without errors no change."""
+    """No rate is divided by zero: without words there is no rate, without errors no change."""
     folder, out = tmp_path / "stream", tmp_path / "out"
     shutil.copytree(stream, folder)
     best: dict[str, tuple[float, str]] = {}
     for line in (folder / "nbest.tsv").read_text().splitlines():
         name, _, acoustic, _, words = line.split("\t")
         best[name] = max(best.get(name, (-math.inf, "")), (float(acoustic), words))
-    # Only the acoustic score counts, whose best hypotheses are what was said.
+    # Only the acoustic score counts, whose best hypotheses are the references.
     only = [f"--set={option}=0" for option in ("lm_weight", "nnlm", "word_score", "scale")]
     text = folder / "text"
     text.write_text("".join(f"{name}\n" for name in sorted(best)))
@@ -521,7 +521,7 @@ def test_tuning_of_what_is_no_number(stream, tmp_path, cli):
 
 
 def test_what_is_sent_by_default(stream, tmp_path, key):
-    """Increments with noise, which cost less; otherwise all that was counted, as in the paper."""
+    """Increments with noise, which cost less; otherwise cumulative counts, as in the paper."""
     for mechanism, adds_up in (("laplace", True), ("paper", False), ("none", False)):
         privacy = {"mechanism": mechanism, "epsilon": 1e6, "cap": 100.0}
         path = begin(stream, tmp_path / mechanism, privacy=privacy, sigma=1.0)
@@ -530,7 +530,7 @@ def test_what_is_sent_by_default(stream, tmp_path, key):
 
 
 def test_the_example_of_the_readme(stream, tmp_path, key, cli):
-    """It is taken, and its noise, and that of the others, is what the text says."""
+    """The command is accepted, and the noise of all clients is as the text says."""
     text = (ROOT / "egs/ami/rescore1/README.md").read_text().partition("## Privacy")[2]
     example = yaml.safe_load(text.split("```yaml")[1].split("```")[0])
     noise = {}
@@ -580,7 +580,7 @@ def test_bad_options(stream, tmp_path, cli):
 
 
 def test_who_is_drawn_must_not_depend_on_who_is_there(stream, tmp_path, key, cli):
-    """Of a sample, one client less has others drawn; its only utterance takes a client with it."""
+    """Sampling is refused with privacy, since the sample depends on which clients exist."""
     privacy = {"mechanism": "laplace", "cap": 30.0}
     for number, (sampled, unit) in enumerate(
         [(2, "user"), (1, "utterance"), (0.5, "word"), (None, "user"), (1.0, "utterance")]
@@ -615,7 +615,7 @@ def test_rescored_lists_and_who_said_them(stream, tmp_path, cli):
             shutil.copy(stream / name, folder)
     cli("rescore-stream", data, rescored, tmp_path / "out").ok()
     assert simulated(tmp_path / "out") == simulated(stream)
-    # What the folders no longer have would be of other data.
+    # Releases missing from the folders would be of other data.
     (tmp_path / "out" / "ngram.scp").write_text("of an earlier run\n")
     for name in ("segments", "text"):
         (data / name).rename(tmp_path / name)

@@ -24,7 +24,7 @@ from fedtools.privacy.releases import Releases
 T, SPAN = 5, 100.0
 EVEN, CLOCK = {}, {"groups": "clock", "span": SPAN}
 ALL, POISSON = {}, {"clients_per_round": 0.4, "sampling": "poisson"}
-# In C order, which is no dictionary's.
+# In C order, which differs from a dictionary's.
 CLIENTS = ("Zed", "ann", "cat")
 
 
@@ -44,7 +44,7 @@ def key(tmp_path, monkeypatch) -> Path:
 
 
 def federation(stream: Path, path: Path, sampling: dict, options: dict) -> list[np.ndarray]:
-    """A federation's T rounds on disk; what its server has sent, and sends next."""
+    """Run a federation's T rounds on disk; return the sent states, including the next."""
     config = {"task": "rescore", "rounds": T, "method_conf": options, **sampling}
     path.with_suffix(".yaml").write_text(yaml.safe_dump(config))
     arguments = ("--config", path.with_suffix(".yaml"), "--method", "fmp")
@@ -82,7 +82,7 @@ def test_disk_and_simulation_agree(stream, tmp_path, key, sampling, options):
     on_disk = federation(stream, path, sampling, options)
     opened, releases = open_stream(stream), None
     if "privacy" in options:
-        # Of the sums of all that the experiment began with, its nonce among it.
+        # From the checksums of all initial files, including the nonce.
         label = hashlib.sha256((path / "sha256sums").read_bytes()).hexdigest()
         releases = Releases(method.plan(T), read_key(key), label)
     lists = Lists(opened.rescored, method.part(Weights))
@@ -94,7 +94,7 @@ def test_disk_and_simulation_agree(stream, tmp_path, key, sampling, options):
         assert one.tobytes() == other.tobytes()
     found = [opened.rescored.hypotheses[index] for index in best]
     assert best_text(path) == dict(zip(opened.rescored.utterances, found, strict=True))
-    # Somebody was heard; and of a sample, not everybody each time.
+    # At least one client spoke; and with sampling, not all clients each time.
     assert on_disk[-1].any()
     assert (sampling == ALL) == all(tuple(drawn[number]) == CLIENTS for number in drawn)
     assert sampling != POISSON or [] in drawn.values()
@@ -109,7 +109,7 @@ def added_up(values) -> float:
 
 @pytest.mark.parametrize("sends", ["cumulative", "increments"])
 def test_the_order_of_sums(stream, tmp_path, sends):
-    """Word after word at a client, client after client at the server: by Python's own additions."""
+    """Words at a client and clients at the server are added in order, by Python's additions."""
     on_disk = federation(stream, tmp_path / "exp", ALL, {"sends": sends, "sigma": 5.0})
     lists: dict[str, list[list[str]]] = {}
     for line in (stream / "nbest.tsv").read_text().splitlines():

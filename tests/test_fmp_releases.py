@@ -1,4 +1,4 @@
-"""FMP's noise from release to release, what the ledger says of all of them, and scores by hand."""
+"""FMP's noise by release, the ledger's account of all releases, and scores by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedtools.files.ark import write_ark
 from fedtools.files.datadir import write_table
 from fedtools.files.tables import read_tsv
 
-# Of rounds 13 to 20 of so many, nobody has anything to say: each utterance is a group of its own.
+# In rounds 13 to 20 no client has utterances: each utterance is a group of its own.
 ROUNDS, UTTERANCES = 20, 12
 
 
@@ -52,7 +52,7 @@ def federation(stream: Path, path: Path, rounds: int, seed: int = 0, **options) 
     ],
 )
 def test_equal_counts_have_other_noise_in_each_release(stream, tmp_path, sends, mechanism, trust):
-    """In every round, of every sender, in every experiment: no difference of two is without it."""
+    """No difference of two releases is free of noise, for any round, sender or experiment."""
     privacy = {"mechanism": mechanism, "epsilon": 0.5, "trust": trust}
     released: dict[tuple, np.ndarray] = {}
     for seed in (0, 1):
@@ -67,13 +67,13 @@ def test_equal_counts_have_other_noise_in_each_release(stream, tmp_path, sends, 
             released |= {(seed, number, sender): one for sender, one in messages.items()}
     assert len(released) == 2 * (ROUNDS - UTTERANCES) * (3 if trust == "client" else 1)
     for one, other in combinations(released.values(), 2):
-        # Of the paper's mechanism, what would be negative is 0.
+        # The paper's mechanism replaces negative values by 0.
         noisy = (one != 0) | (other != 0)
         assert (one == other)[noisy].mean() < 1 / 4
 
 
 def test_smoothing_of_equation_8(stream, tmp_path):
-    """With next to no noise the marginal is that of equation 6, of smoothed distributions."""
+    """With almost no noise, the marginal is equation 6's, of smoothed distributions."""
     privacy = {"mechanism": "paper", "epsilon": 1e9}
     path = federation(stream, tmp_path / "exp", 3, smoothing=0.3, privacy=privacy)
     unigram = np.array([int(row["count"]) + 1 for row in read_tsv(stream / "unigram.tsv", None)])
@@ -93,7 +93,7 @@ def test_smoothing_of_equation_8(stream, tmp_path):
 
 
 def words_of(stream: Path, name: str, sigma: float) -> dict[str, float]:
-    """The words of an utterance's list, weighted by rank; those that are not known are one."""
+    """Return the words of an utterance's list, weighted by rank, with unknown words merged."""
     known, found = set((stream / "words.txt").read_text().split()), {}
     for line in (stream / "nbest.tsv").read_text().splitlines():
         utterance, rank, *_, words = line.split("\t")
@@ -117,7 +117,7 @@ def words_of(stream: Path, name: str, sigma: float) -> dict[str, float]:
     ],
 )
 def test_the_ledger_is_of_the_words_of_every_round(stream, tmp_path, cli, sends, unit):
-    """By the clock there are five utterances in groups 1 and 2, and two in group 3."""
+    """Counted by time, there are five utterances in groups 1 and 2, and two in group 3."""
     epsilon, sigma, rounds, span = 0.25, 1.0, 3, 80.0
     privacy = {"mechanism": "laplace", "unit": unit} if unit != "paper" else {"mechanism": unit}
     options = {"sends": sends, "sigma": sigma, "privacy": privacy | {"epsilon": epsilon}}
@@ -127,7 +127,7 @@ def test_the_ledger_is_of_the_words_of_every_round(stream, tmp_path, cli, sends,
     segments = [line.split() for line in (stream / "segments").read_text().splitlines()]
     round_of = {name: int(float(begin) // (span / 4)) + 1 for name, _, begin, _ in segments}
     heard = {name: words_of(stream, name, sigma) for name in round_of if round_of[name] <= rounds}
-    # How much of a client's is new in each round: words, utterances, or all that is counted.
+    # The new part of a client's counts in each round: words, utterances, or cumulative counts.
     size = {"word": len, "utterance": lambda _: 1, "paper": lambda words: sum(words.values())}[unit]
     new = np.array([
         [
@@ -141,7 +141,7 @@ def test_the_ledger_is_of_the_words_of_every_round(stream, tmp_path, cli, sends,
     widest = max(len(words) for words in heard.values())
     heaviest = max(sum(words.values()) for words in heard.values())
     word = max(max(words.values()) for words in heard.values())
-    # Laplace noise is for all releases: where each has all counts again, one has its share.
+    # Laplace noise covers all releases: with cumulative counts, each gets a share.
     share = epsilon / rounds if sends == "cumulative" and unit != "paper" else epsilon
     utterance = {"word": widest, "utterance": 1, "paper": heaviest}[unit]
     inside_it = {"word": 1, "utterance": 2, "paper": word}[unit]
@@ -159,7 +159,7 @@ def test_the_ledger_is_of_the_words_of_every_round(stream, tmp_path, cli, sends,
 
 
 def test_what_is_added_and_taken_away(tmp_path):
-    """The density ratio's n-gram is taken off, and the weights of all parts are the options'."""
+    """The density ratio's n-gram is subtracted, and all parts have the weights of the options."""
     stream = make_stream(tmp_path / "stream", UTTERANCES)
     lists: dict[str, list[list[str]]] = {}
     for line in (stream / "nbest.tsv").read_text().splitlines():
@@ -171,7 +171,7 @@ def test_what_is_added_and_taken_away(tmp_path):
     write_table(stream / "ngram.scp", write_ark(stream / "ngram.ark", sorted(ngram.items())))
     scores, found = kaldiio.load_scp(str(stream / "nnlm.scp")), {}
     known = set((stream / "words.txt").read_text().split())
-    # Three words are `<unk>`, as `make_stream` has it.
+    # Three words map to `<unk>`, as in `make_stream`.
     for density in (0.0, 0.4, -0.4):
         found[density] = {}
         for name, one in lists.items():
@@ -187,12 +187,12 @@ def test_what_is_added_and_taken_away(tmp_path):
     weights = {"lm_weight": 1.3, "word_score": 0.5, "nnlm": 0.3, "scale": 0.0}
     for density in (0.0, 0.4):
         assert simulated(stream, density=density, **weights) == found[density]
-    # It is a difference, and its sign is another one.
+    # It makes a difference, and so does its sign.
     assert found[0.4] != found[0.0] != found[-0.4] != found[0.4]
 
 
 def test_no_honest_client_can_be_refused_for_its_words(stream, tmp_path, cli):
-    """It would tell, without noise, that the client said so much."""
+    """A refusal would reveal, without noise, that the client said that many words."""
     longest = dict.fromkeys(CLIENTS, 0)
     for line in (stream / "utt2client").read_text().splitlines():
         utterance, client = line.split()
@@ -201,7 +201,7 @@ def test_no_honest_client_can_be_refused_for_its_words(stream, tmp_path, cli):
             for row in (stream / "nbest.tsv").read_text().splitlines()
             if row.split("\t")[0] == utterance
         ]
-        # With the sentence's end.
+        # Including the sentence's end.
         longest[client] += 1 + max(map(len, lists))
     most = max(longest.values())
     privacy = {"mechanism": "laplace", "epsilon": 5.0, "cap": 2.0}

@@ -1,4 +1,4 @@
-"""Footprints and attack A1: against plain sums and loops over models whose layers are known."""
+"""Footprints and attack A1 against plain sums and loops over models with known layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedtools.tasks.kws.model import tensors_of
 
 
 def shaken(state: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-    """Other values of all parameters and statistics."""
+    """Change the values of all parameters and statistics."""
     random = torch.Generator().manual_seed(seed)
     return {
         name: value + 0.1 * torch.rand(value.shape, generator=random)
@@ -34,7 +34,7 @@ def shaken(state: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]
 
 
 def naive(model, state, others, layers, inputs, run) -> list[np.ndarray]:
-    """Each layer's hook by itself, everything in memory, numpy's own mean and deviation."""
+    """Compute mean and deviation by numpy, with one hook per layer and all outputs in memory."""
     found = []
     for layer, axis in layers:
         kept: list[torch.Tensor] = []
@@ -78,7 +78,7 @@ def test_footprints_are_those_of_each_layer_by_itself(encoder, part, held):
         expected = naive(model, state, begun, layers, list(probe.inputs()), probe.run)
         for layer, values in zip(names, expected, strict=True):
             np.testing.assert_allclose(found[name][layer], values, atol=1e-5)
-    # The global model is as it was.
+    # The global model is unchanged.
     for name, value in probe.models[0].state_dict().items():
         assert torch.equal(value, begun[name])
 
@@ -91,7 +91,7 @@ def test_nothing_above_the_last_layer_is_computed():
     for model in probe.models:
         model.encoder.layers[2].register_forward_hook(lambda *_: reached.append(1))
     part = dict(footprints(probe, iter([("m", state)]), "relu", 2))["m"]
-    # Once by each model, to see what layers there are.
+    # Once for each model, to find its layers.
     assert len(reached) <= 2
     assert list(part) == ["tdnn1", "tdnn2"]
     for name in part:
@@ -102,7 +102,7 @@ def test_what_a_client_does_not_send_is_the_global_models():
     probe = asr_probe("tdnn", 2)
     state = shaken(probe.models[0].state_dict(), 1)
     sent = {name: value for name, value in state.items() if name.startswith("encoder.layers.2.")}
-    # Another model before it, whose tensors must not stay.
+    # Another model before it, whose tensors must not remain.
     found = dict(footprints(probe, iter([("all", state), ("x", state), ("part", sent)]), "affine"))
     assert not found["part"]["tdnn1"].any() and not found["part"]["tdnn2"].any()
     assert found["part"]["tdnn3"].any() and found["all"]["tdnn1"].any()
@@ -110,7 +110,7 @@ def test_what_a_client_does_not_send_is_the_global_models():
 
 @pytest.mark.parametrize("name", sorted(NETWORKS.names()))
 def test_layers_of_keyword_networks(name):
-    """All that have parameters, in the order in which they are run; the first ones come first."""
+    """All layers with parameters are found, in the order of execution."""
     torch.manual_seed(0)
     network = build_network({"network": name}, 4, "here").eval()
     clips = torch.randn(1, 3, 98, 40)
@@ -181,7 +181,7 @@ def test_a_model_that_did_not_move_is_like_nobody():
 
 
 def test_of_unit_vectors_it_is_the_distance_of_directions():
-    """The other reading of "L2-normalised": how far a model moved does not matter."""
+    """The other reading of "L2-normalised": the length of a model's change does not matter."""
     prints = np.random.default_rng(0).normal(size=(6, 2, 5))
     directions = prints / np.linalg.norm(prints, axis=2, keepdims=True)
     found = rho(unit(prints), alpha=(1.0, 10.0))
@@ -195,7 +195,7 @@ def test_of_unit_vectors_it_is_the_distance_of_directions():
 
 
 def planted_prints(seed: int) -> tuple[Prints, dict[str, Model]]:
-    """Deviations have a direction of the speaker, below a common part and lengths of models."""
+    """Make deviations with a speaker's direction, below a common part and lengths of models."""
     random = np.random.default_rng(seed)
     names = [f"s{number:02d}-{half}" for number in range(24) for half in "ab"]
     speakers = {name: random.normal(size=30) for name in sorted({name[:3] for name in names})}
@@ -216,7 +216,7 @@ def rates(out, prints, models, **more) -> dict[str, float]:
 
 def test_a_cohort_takes_away_what_all_models_have_in_common(tmp_path):
     prints, models = planted_prints(0)
-    # As of one length, which a mean over models takes away.
+    # Scaled to one length, which a mean over models removes.
     lengths = np.linalg.norm(prints.layers["h1"], axis=2, keepdims=True)
     even = Prints(prints.models, prints.speakers, {"h1": prints.layers["h1"] / lengths})
     scores = ("literal", "unit", "cohort")
@@ -225,12 +225,12 @@ def test_a_cohort_takes_away_what_all_models_have_in_common(tmp_path):
     assert list(found) == [
         way if score == "literal" else f"{way}, {score}" for score in scores for way in ways
     ]
-    # How far a model moved hides the speaker from equation 4, not from directions.
+    # The length of a model's change hides the speaker from equation 4, but not from directions.
     assert found["deviations, unit"] < 5 < 15 < found["deviations"]
     assert 30 < found["means, unit"] < 70
     centred = rates(tmp_path / "even", even, models, scores=("cohort",))
     assert centred["deviations, cohort"] < 3 and 30 < centred["means, cohort"] < 70
-    # By default it is as it was.
+    # The default is unchanged.
     rates(tmp_path / "default", prints, models)
     for path in (tmp_path / "default").glob("a1.h1.*"):
         assert path.read_bytes() == (tmp_path / "all" / path.name).read_bytes()
@@ -248,14 +248,14 @@ def test_a_cohort_that_is_given_is_in_no_trial_and_decides_alone(tmp_path):
     lines = (tmp_path / "some" / "a1-cohort.h1.easy").read_text().splitlines()
     whole = {(one, other): float(score) for one, other, score in map(str.split, lines)}
     assert {name for pair in whole for name in pair} == set(attacked)
-    # A score is the same whoever else is attacked.
+    # A score does not depend on the other attacked models.
     few = dict(list(attacked.items())[:8])
     attack(prints, few, tmp_path / "few", options, cohort=cohort, resamples=20)
     lines = (tmp_path / "few" / "a1-cohort.h1.easy").read_text().splitlines()
     assert len(lines) == 28
     for one, other, score in map(str.split, lines):
         assert float(score) == pytest.approx(whole[one, other], abs=1e-5)
-    # By hand: cosines from the mean of the cohort, in deviations of each model's with it.
+    # By hand: cosines from the cohort's mean, in units of each model's deviations with the cohort.
     rows = prints.layers["h1"]
     place = {name: index for index, name in enumerate(prints.models)}
     known = [place[name] for name in cohort]

@@ -35,7 +35,7 @@ json.dump(told, sys.stdout)
 
 @pytest.fixture
 def programs(tmp_path) -> Path:
-    """A folder for scripts, whose names make them forks."""
+    """Make a folder for scripts that are forked because of their names."""
     folder = tmp_path / "a checkout" / "local"
     folder.mkdir(parents=True)
     (folder / "beside.py").touch()
@@ -72,7 +72,7 @@ def test_it_sees_what_the_real_one_sees(programs, environment):
 
 
 def fork(programs: Path, environment: dict[str, str], code: str, **more) -> subprocess.Popen:
-    """Begin a program of such lines."""
+    """Start a program of these lines."""
     script = programs / f"{len(list(programs.iterdir()))}.py"
     script.write_text(code)
     return subprocess.Popen(["python3", script], env=environment, text=True, **more)
@@ -117,7 +117,7 @@ def test_what_it_leaves_to_the_end_is_done(programs, environment):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_go_on_to_it(programs, environment, number):
-    # Behind nohup, or in the background, some are ignored, and what is begun here would be so too.
+    # Behind nohup, or in the background, some are ignored, which children would inherit.
     before = signal.signal(number, signal.SIG_DFL)
     try:
         check_signals(programs, environment, number)
@@ -159,7 +159,7 @@ def test_nothing_of_it_is_left_once_it_was_killed(programs, environment):
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        # What was begun in the kernel is done; so it is with a real one.
+        # Asynchronous work in the kernel completes, as with a real process.
         time.sleep(0.01)
         before = own.stat().st_mtime_ns, again.stat().st_size
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Frozen bottoms of pretrained models, computed once: losses as without, and what is refused."""
+"""Frozen bottoms of pretrained models, computed once: unchanged losses, and refusals."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ HEAD, NORM = {"kind": "head"}, {"kind": "head", "also": ["layer_norm*"]}
 QUIET = {"time_shift_ms": 0, "noise_volume": 0.0}
 
 
-# Of the convolutions: the base's, or the large one's.
+# Normalisation of the convolutions: the base's, or the large model's.
 WAVES = {"Wav2Vec2": "group", "Hubert": "layer", "WavLM": "layer"}
 
 
 def waves(path: Path, clients: list[str], utterances: int) -> None:
-    """A data directory of waveforms of several lengths, under a quarter of a second."""
+    """Make a data directory of waveforms of several lengths, under a quarter of a second."""
     data, random, matrices = DataDir(path), np.random.default_rng(0), []
     for client in clients:
         for number in range(utterances):
@@ -54,7 +54,7 @@ def waves(path: Path, clients: list[str], utterances: int) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Clips, utterances, tokens, and a Whisper for each."""
+    """Make clips, utterances, tokens, and a Whisper for each."""
     root = tmp_path_factory.mktemp("frozen")
     for split, seconds in (("train", CLIENTS), ("test", {"t1": [2, 2, 2, 2], "t2": [1, 3, 1, 1]})):
         keywords.pack(root / "clips" / split, seconds)
@@ -94,7 +94,7 @@ def config_of(world: Path, task: str, model: dict, training: dict | None = None)
 
 
 def begin(world: Path, path: Path, task: str, *, method: str = "fedavg", **sections: dict):
-    """Call init; what came of it."""
+    """Call init and return its result."""
     config = path.with_suffix(".yaml")
     config.write_text(yaml.safe_dump(config_of(world, task, **sections)))
     spoken = "waves" if Path(sections["model"].get("path", "")).name in WAVES else "speech"
@@ -109,7 +109,7 @@ def begin(world: Path, path: Path, task: str, *, method: str = "fedavg", **secti
 
 
 def train(world: Path, task: str, adapt: dict, **more: object) -> Path:
-    """An experiment through all its rounds, which no test changes: made once."""
+    """Run an experiment through all its rounds, once, for tests that do not change it."""
     model = {"adapt": adapt, **more}
     name = hashlib.sha256(repr((task, model)).encode()).hexdigest()
     path = world / name
@@ -126,7 +126,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def losses(path: Path) -> list[float]:
-    """Of each client's training and of each evaluation."""
+    """Return the losses of each client's training and of each evaluation."""
     tables = [*sorted(path.glob("round_*/update.*.tsv")), *sorted(path.glob("evaluate_*.tsv"))]
     found = [float(row["loss"]) for table in tables for row in rows_of(table)]
     assert len(found) >= 7
@@ -134,7 +134,7 @@ def losses(path: Path) -> list[float]:
 
 
 def made(path: Path) -> dict[str, np.ndarray]:
-    """What is kept: folder and split -> values."""
+    """Return the stored outputs: folder and split -> values."""
     files = sorted(path.glob("**/frozen/**/*.npy"))
     return {
         f"{one.parent.relative_to(path)} {one.stem.split('.')[0]}": np.load(one) for one in files
@@ -191,7 +191,7 @@ def test_losses_of_waveforms_are_as_without(world: Path, task: str, kind: str):
     np.testing.assert_allclose(losses(kept), losses(plain), atol=1e-5, rtol=1e-5)
     assert len(set(losses(plain))) >= 6
     files = made(kept)
-    # A position is of 20 samples, and the first of 30.
+    # A position has 20 samples, and the first has 30.
     positions = (16_000 - 30) // 20 + 1
     if task == "kws":
         assert files["frozen valid"].shape == (14 * positions, 32)
@@ -212,7 +212,7 @@ def test_half_precision_is_near(world: Path, task: str):
 
 @pytest.mark.parametrize("task", ["kws", "asr"])
 def test_values_are_those_of_transformers(world: Path, tmp_path: Path, task: str):
-    """Read back from disk, and compared with the library's own layers."""
+    """Stored values equal the outputs of transformers' own layers."""
     import transformers
 
     model = {"adapt": UPPER, "cache_frozen": True}
@@ -245,7 +245,7 @@ def test_values_are_those_of_transformers(world: Path, tmp_path: Path, task: str
 
 
 def test_what_is_kept_is_read(world: Path, tmp_path: Path):
-    """Values put in the place of those that were kept change what is learned."""
+    """Training uses the stored values: replaced ones change its results."""
     path = tmp_path / "exp"
     begin(world, path, "kws", model={"adapt": HEAD, "cache_frozen": True}).ok()
     inside("rounds", path, "--to", "1").ok()
@@ -279,7 +279,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(world: Path, tmp_path: Path, tas
     kill_when(command, dict(os.environ), path, "clients/*/frozen/*train*")
     inside("rounds", path, "--to", "1").ok()
     kept = relative(path, "clients/*/frozen/*")
-    # Gone altogether, they are made again.
+    # Missing ones are computed again.
     for folder in path.glob("clients/*/frozen"):
         shutil.rmtree(folder)
     inside("rounds", path, "--to", "2").ok()
@@ -331,7 +331,7 @@ def test_the_size_is_told(world: Path, tmp_path: Path):
 
 
 def batches_of(build: Callable[[dict], nn.Module], given: Callable) -> list[torch.Tensor]:
-    """Losses of a model under dropout of its trained part, without and with a kept bottom."""
+    """Return losses under dropout of the trained part, without and with a stored bottom."""
     found = []
     for cached in (False, True):
         model = build({"cache_frozen": cached})
@@ -365,7 +365,7 @@ def test_masks_do_not_depend_on_the_bottom_keywords(world: Path):
 
 @pytest.mark.parametrize("criterion", ["ctc", "seq2seq"])
 def test_masks_do_not_depend_on_the_bottom_speech(world: Path, criterion: str):
-    """Of padded batches, with dropout on what the trained layers make."""
+    """This holds for padded batches, with dropout in the trained layers."""
     torch.manual_seed(1)
     speech, lengths = torch.randn(3, 200, 20), torch.tensor([200, 140, 100])
     batch = {"text": torch.tensor([[5, 6, 7], [8, 9, -1], [7, -1, -1]])}
@@ -431,7 +431,7 @@ def test_another_key_takes_the_place_of_the_first(tmp_path: Path):
 
 
 def test_keys_tell_apart_all_that_values_depend_on(world: Path):
-    """Layers, how they are kept, and another base of the same form."""
+    """They depend on the layers, the storage, and the values of a base of the same shape."""
     other = save_whisper(world / "other", bins=simulated.BINS, decoder_layers=1)
     variants = [{"adapt": UPPER}, {"adapt": HEAD}, {"adapt": UPPER, "cache_dtype": "float16"}]
     variants += [{"adapt": UPPER, "path": str(other)}]

@@ -20,7 +20,7 @@ SCRIPTS = [*ROOT.glob("egs/*/*/run.sh"), *ROOT.glob("local/*/*.sh"), *ROOT.glob(
 
 
 def with_ngpu(command, name: str = "") -> set[str]:
-    """The commands, "decode" or "attack a2", that have an option --ngpu."""
+    """Return the commands, "decode" or "attack a2", that have an option --ngpu."""
     if hasattr(command, "commands"):
         parts = command.commands.items()
         return {found for part, one in parts for found in with_ngpu(one, f"{name} {part}".strip())}
@@ -43,7 +43,7 @@ def test_every_script_passes_it_on():
 
 @pytest.fixture
 def recipe(tmp_path):
-    """A script that sources what recipes source, and decodes; commands are only printed."""
+    """Return a script that sources a recipe's files, and decodes; commands are only printed."""
     (tmp_path / "path.sh").write_text("")
     (tmp_path / "db.sh").write_text("")
     (tmp_path / "cmd.sh").write_text(

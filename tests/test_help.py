@@ -1,4 +1,4 @@
-"""What `--help` says: of all commands a line each, of each what it reads and writes, an example."""
+"""Texts of `--help`: one line per command, its inputs and outputs, and an example."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUPS = [
 
 
 def commands() -> dict[str, typer.core.TyperCommand]:
-    """Every command by its words, as typer knows it."""
+    """Return every command by its words, as registered in typer."""
     inside("--version").ok()
     from fedtools.cli.app import app
 
@@ -40,25 +40,25 @@ COMMANDS = commands()
 
 
 def summary(name: str) -> str:
-    """The first line of what the source says of a command."""
+    """Return the first line of a command's docstring."""
     return COMMANDS[name].callback.__doc__.partition("\n")[0]
 
 
 def paragraphs(name: str) -> list[str]:
-    """What a command says of itself, without the breaks of its lines."""
+    """Return the paragraphs of a command's docstring, without line breaks."""
     said = inside(*name.split(), "--help").ok().out
     return [" ".join(part.split()) for part in said.split("\n\n")]
 
 
 def example(said: str) -> tuple[str, list[str]]:
-    """The folder of the example, and its words as a shell reads them."""
+    """Return the folder of the example, and its words as split by a shell."""
     place, line = re.search(r"^Example in (\S+):\n(.*)\Z", said, re.M | re.S).groups()
     return place, run("bash", "-c", f"printf '%s\\0' {line}").ok().out.split("\0")[:-1]
 
 
 @pytest.fixture(params=[None, "1"])
 def terminal(request, monkeypatch):
-    """Of 80 columns; typer with rich, and as it is where rich is not installed."""
+    """Set 80 columns; with and without rich."""
     monkeypatch.setenv("COLUMNS", "80")
     if request.param:
         monkeypatch.setenv("TYPER_USE_RICH", "0")
@@ -80,7 +80,7 @@ def test_commands_are_listed_by_what_they_do_each_in_a_line_that_is_not_cut(term
 
 
 def part(lines: list[str], head: str) -> list[str]:
-    """The commands below a heading."""
+    """Return the commands below a heading."""
     below = lines[lines.index(f"{head}:") + 1 :]
     below = below[: below.index("")] if "" in below else below
     return [re.split(r"  +", line[2:])[0] for line in below]
@@ -91,7 +91,7 @@ def test_a_narrow_terminal_wraps_lines(monkeypatch):
     said = inside("--help").ok().out
     assert max(map(len, said.splitlines())) <= 52
     for name in COMMANDS:
-        # A line may be broken behind a hyphen, too.
+        # Lines may also break after a hyphen.
         assert "".join(summary(name).rstrip(".").split()) in "".join(said.split()), name
 
 
@@ -111,7 +111,7 @@ def test_a_command_says_what_it_reads_and_writes(name):
     assert len(reads) == len(writes) == 1
     named = reads[0] + writes[0]
     assert named.count(".") >= 2
-    # Every file and folder that one types has its place there, by its name.
+    # Every typed file and folder is listed there by its name.
     command = COMMANDS[name]
     kinds = command.callback.__annotations__
     typed = {one: kinds[one.name] for one in command.params if one.name in kinds}
@@ -130,7 +130,7 @@ def test_its_example_is_one_that_the_command_takes(name, monkeypatch):
     for columns in ("60", "80"):
         monkeypatch.setenv("COLUMNS", columns)
         shown.append(example(inside(*name.split(), "--help").ok().out))
-    # A shell reads the same, however the line is broken.
+    # The words are the same however the line is broken.
     assert shown[0] == shown[1]
     place, words = shown[0]
     assert words[: 1 + len(name.split())] == ["fedtools", *name.split()]
@@ -153,7 +153,7 @@ def test_examples_that_need_no_data_work(name, said, monkeypatch):
 
 
 def test_what_the_example_of_a_command_lacks_is_wrong_usage():
-    """The check of examples above is one that can fail."""
+    """The check of examples above can fail."""
     _, words = example(inside("init", "--help").ok().out)
     with pytest.raises(Exception, match="method"):
         COMMANDS["init"].make_context(

@@ -1,4 +1,4 @@
-"""Features that a client sends: what was checked is trained on, and no more than others'."""
+"""Sent features: training uses exactly the checked ones, limited relative to other clients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def world(tmp_path_factory) -> Path:
 
 
 def sending(world: Path, path: Path, *more: str) -> Path:
-    """An experiment up to the aggregation of its first round, in which features are sent."""
+    """Make an experiment up to the aggregation of its first round, in which features are sent."""
     begin(world, path, "decouplefl", *CUT, *TEACHER, *stages(0, 1), *more)
     inside("sample", path, "--nj", "3").ok()
     for job in ("1", "2", "3"):
@@ -48,7 +48,7 @@ def sent(world) -> Path:
 
 @pytest.fixture(scope="module")
 def honest(sent, world) -> bytes:
-    """The last state, of features that nobody touched."""
+    """Return the last state, from unmodified features."""
     path = shutil.copytree(sent, world / "honest")
     inside("rounds", path).ok()
     return (path / LAST).read_bytes()
@@ -61,7 +61,7 @@ def refused(path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def poison(sent, tmp_path):
-    """A copy of the experiment, its ark of en, and what puts other features of that size there."""
+    """Return a copy of the experiment, its ark of en, and a function that replaces its features."""
     path = Path(shutil.copytree(sent, tmp_path / "exp"))
     ark = path / "round_0001" / "features.en.ark"
     other = ark.read_bytes()[:-40] + bytes(40)
@@ -77,7 +77,7 @@ def test_exchanged_while_they_are_checked(poison, monkeypatch):
 
 
 def test_exchanged_before_the_round_is_closed(poison, monkeypatch, honest):
-    """The sum that later rounds go by is of what was checked, not of what lies there then."""
+    """The checksum used in later rounds is of the checked file, not of a replacement."""
     path, ark, exchange = poison
     before = ark.read_bytes()
     monkeypatch.setattr(Server, "lower_shares", exchange)
@@ -111,7 +111,7 @@ STRANGE = {
 @pytest.mark.parametrize("kind", STRANGE)
 @pytest.mark.parametrize("suffix", ["ark", "scp"])
 def test_no_file_of_its_own(sent, tmp_path, kind, suffix):
-    """Neither waited for nor followed, before the round is closed and after."""
+    """A FIFO does not block and a link is not followed, before the round is closed and after."""
     for after in (False, True):
         path = Path(shutil.copytree(sent, tmp_path / str(after)))
         if after:
@@ -126,7 +126,7 @@ def test_no_file_of_its_own(sent, tmp_path, kind, suffix):
 
 
 def lie(path: Path, client: str, matrices: list[np.ndarray]) -> None:
-    """Have a client send these features, and say how many they are."""
+    """Have a client send these features, and report this number of frames."""
     folder = path / "round_0001"
     named = ((sent_name(client, number), one) for number, one in enumerate(matrices))
     size = write_features(folder, client, named, 16)
@@ -141,7 +141,7 @@ def lie(path: Path, client: str, matrices: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize(("frames", "what"), [([2] * 500, "utterances"), ([100] * 40, "frames")])
 def test_far_more_than_others(world, sent, tmp_path, frames, what, monkeypatch):
-    """At most a multiple of the median's are used, and messages name the client that is cut."""
+    """At most a multiple of the median is used, and messages name the limited client."""
     ratio = 10
     path = sending(world, tmp_path / "exp", "--set", f"method_conf.max_weight_ratio={ratio}")
     width = next(iter(list_of(path, "au").values())).shape[1]
@@ -182,7 +182,7 @@ class Lengths:
 
 
 def test_what_is_taken():
-    """By hand: 2 x the median of 2, 3 and 4 utterances and of 20, 30 and 400 frames."""
+    """The limits are 2 x the median of 2, 3 and 4 utterances and of 20, 30 and 400 frames."""
     given = {"a": Lengths(10, 10), "b": Lengths(10, 10, 10), "c": Lengths(25, 25, 50, 300)}
     taken = {name: len(utts) for name, utts in taken_of(given, 2.0).items()}
     assert taken == {"a": 2, "b": 3, "c": 2}
@@ -191,5 +191,5 @@ def test_what_is_taken():
         "b": 3,
         "c": 4,
     }
-    # One always is.
+    # At least one is always used.
     assert len(taken_of({"a": Lengths(1), "b": Lengths(1), "c": Lengths(99, 1)}, 2.0)["c"]) == 1

@@ -1,6 +1,6 @@
-"""Rounds in which one client lies: it alone is refused, by name, and the model is the others'.
+"""Rounds in which one client lies: only it is refused, by name, and the mean is over the others.
 
-The oracle is a round of the same experiment in which the liar says itself that it sends nothing.
+The oracle is a round of the same experiment in which the liar reports that it sends nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Change = Callable[[dict[str, np.ndarray], int], None]
 
 @pytest.fixture(scope="module")
 def keywords(tmp_path_factory) -> Path:
-    """A round of seven clients in three jobs, up to its aggregation."""
+    """Make a round of seven clients in three jobs, up to its aggregation."""
     world = keyword_world.make_world(tmp_path_factory.mktemp("world"))
     more = ("clients_per_round=1.0", "keep_updates=true")
     path = keyword_world.begin(world, world / "exp", "fedavg", *more)
@@ -43,7 +43,7 @@ def stream(tmp_path_factory) -> Path:
 
 
 def counting(stream: Path, path: Path, **options) -> Path:
-    """A round of FMP's three clients in three jobs, up to its aggregation."""
+    """Make a round of FMP's three clients in three jobs, up to its aggregation."""
     config = {"task": "rescore", "rounds": 2, "method_conf": options}
     path.with_suffix(".yaml").write_text(yaml.safe_dump(config))
     more = ("--config", path.with_suffix(".yaml"), "--method", "fmp", "--data", f"train={stream}")
@@ -67,12 +67,12 @@ def write_rows(table: Path, rows: list[list[str]]) -> None:
 
 
 def first_of(path: Path, job: int = 2) -> str:
-    """The first client of a job."""
+    """Return the first client of a job."""
     return rows_of(path / "round_0001" / f"update.{job}.tsv")[1][0]
 
 
 def without(path: Path, copy: Path, *clients: str) -> bytes:
-    """The next state, if these clients had said that they send nothing."""
+    """Return the next state if these clients had reported that they send nothing."""
     shutil.copytree(path, copy)
     for table in copy.glob("round_0001/update.*.tsv"):
         header, *rows = rows_of(table)
@@ -85,7 +85,7 @@ def without(path: Path, copy: Path, *clients: str) -> bytes:
 
 
 def assert_refused(path: Path, expected: bytes, said: str, *liars: str) -> None:
-    """Aggregate: nobody but the liars is refused, by name, and the model is the others'."""
+    """Check that aggregation refuses only the liars, by name, and averages the other clients."""
     done = inside("aggregate", path).ok()
     rows = {row["client"]: row["status"] for row in ledger(path)}
     assert {client for client, status in rows.items() if status != "ok"} == set(liars)
@@ -96,7 +96,7 @@ def assert_refused(path: Path, expected: bytes, said: str, *liars: str) -> None:
 
 
 def lie(path: Path, change: Change, job: int = 2) -> str:
-    """Change what the first client of a job sends; its name."""
+    """Change the update of a job's first client; return its name."""
     file = path / "round_0001" / f"update.{job}.safetensors"
     tensors = {name: value.copy() for name, value in load_file(file).items()}
     change(tensors, 0)
@@ -105,7 +105,7 @@ def lie(path: Path, change: Change, job: int = 2) -> str:
 
 
 def test_a_table_that_names_all_others(keywords, tmp_path):
-    """Its job is lost, and no other; what it made up stands nowhere."""
+    """Only its job is lost, and its invented figures are not used."""
     own = [row[0] for row in rows_of(keywords / "round_0001/update.2.tsv")[1:]]
     expected = without(keywords, tmp_path / "left", *own)
     path = Path(shutil.copytree(keywords, tmp_path / "exp"))
@@ -165,7 +165,7 @@ def huge_shape(path: Path) -> None:
 
 
 def elsewhere(put: Callable[[Path, Path], None]) -> Callable[[Path], None]:
-    """What is put in place of a file that was moved out of the folder."""
+    """Return replacements for a file that was moved out of the folder."""
 
     def change(path: Path) -> None:
         moved = path.rename(path.parent.parent / f"moved.{path.name}")
@@ -230,7 +230,7 @@ LAPLACE = {"mechanism": "laplace", "epsilon": 5.0, "cap": 4.0}
 )
 def test_counts_that_nobody_has(stream, tmp_path, monkeypatch, change, said, options):
     monkeypatch.setenv("FEDTOOLS_NOISE_KEY", str(tmp_path / "secret" / "noise.key"))
-    # The copy without bob has the same noise, which it would not have otherwise.
+    # The copy without bob has the same noise, which would otherwise differ.
     monkeypatch.setenv("FEDTOOLS_NONCE", "0123456789abcdef" * 2)
     path = counting(stream, tmp_path / "exp", **options)
     expected = without(path, tmp_path / "left", "bob")
@@ -243,7 +243,7 @@ def test_counts_that_nobody_has(stream, tmp_path, monkeypatch, change, said, opt
 @pytest.mark.parametrize("release", ["increments", "cumulative"])
 @pytest.mark.parametrize("unit", ["word", "utterance", "user"])
 def test_honest_counts_are_within_their_bounds(unit, release, trust):
-    """The most that a client can have, with noise; of 500 draws of 40 words none is beyond."""
+    """The largest honest counts with noise: of 500 draws of 40 words, none exceeds the bounds."""
     from fedtools.privacy.key import NoiseKey
 
     options = Privacy("laplace", 0.5, unit, 3.0, release, trust)
@@ -262,7 +262,7 @@ def test_honest_counts_are_within_their_bounds(unit, release, trust):
 
 
 def test_a_model_to_begin_with_that_no_training_makes(tmp_path):
-    """A variance of -40, and a shape of 10^4000, in what `init --start` is given."""
+    """`init --start` refuses a variance of -40, and a shape of 10^4000."""
     world = keyword_world.make_world(tmp_path / "world")
     first = keyword_world.begin(world, tmp_path / "first", "fedavg")
     state = load_file(first / "init.safetensors")
@@ -279,7 +279,7 @@ def test_a_model_to_begin_with_that_no_training_makes(tmp_path):
 
 
 def test_what_was_kept_is_known_by_its_sum(keywords, tmp_path, capsys):
-    """A message exchanged after its round is told where models are looked at, and checked again."""
+    """A message replaced after its round is reported where models are read, and checked again."""
     from fedtools.attack.victims import sound_victims
     from fedtools.federation.federation import Federation
 
@@ -295,7 +295,7 @@ def test_what_was_kept_is_known_by_its_sum(keywords, tmp_path, capsys):
     liar = lie(path, set_value(".running_mean", np.nan))
     changed = path / "round_0001" / "update.2.safetensors"
     warning = f"warning: {changed}: changed since its round was closed"
-    # Rounds of earlier versions have no sums of messages.
+    # Rounds of earlier versions have no checksums of messages.
     lines = [line for line in done.read_text().splitlines() if "update." not in line]
     for told in (True, False):
         victims = sound_victims(Federation(path), [1])
@@ -315,6 +315,6 @@ def test_a_seal_is_broken_by_any_writing(tmp_path):
         assert file.read() == b"12345678" and seal_of(file) == seal
         with open(path, "r+b") as other:
             other.write(b"8")
-        # Times can be set back, but not that of the change.
+        # Modification times can be set back, but change times cannot.
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         assert seal_of(file) != seal

@@ -1,4 +1,4 @@
-"""N-best lists of Kaldi and ESPnet: files as these toolkits write them."""
+"""N-best lists of Kaldi and ESPnet: files in these toolkits' formats."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from conftest import inside
 
 from fedtools.files.nbest import Hypothesis, read_nbest
 
-# What copy-feats and friends write in text form: two blanks after the key, in the order of keys.
+# Text form of copy-feats and similar tools: two blanks after the key, sorted by key.
 AC = "a-b-1  120.5\na-b-10  131\na-b-2  121.25\nc-1  1e+02\n"
 LM = "a-b-1  20\na-b-10  20.125\na-b-2  21.5 \nc-1  0\n"
-# utils/int2sym.pl leaves a blank behind an utterance without words.
+# utils/int2sym.pl leaves a blank after an utterance without words.
 WORDS = "a-b-1 hello world\na-b-10 hello\na-b-2 hello  word \nc-1 \n"
 REST = [f"a-b-{rank}" for rank in range(3, 10)]
 
@@ -79,7 +79,7 @@ THREE = ("ac_cost", "lm_cost", "words_text")
         (dict.fromkeys(THREE, "u-1 x\n"), "ac_cost:1: score 'x'"),
         (dict.fromkeys(THREE, "u-1 nan\n"), "score 'nan'"),
         (dict.fromkeys(THREE, "u-1\n"), "score ''"),
-        (dict.fromkeys(THREE, "u-1 1\nu-1 2\n"), ":2: 'u-1' comes"),
+        (dict.fromkeys(THREE, "u-1 1\nu-1 2\n"), ":2: 'u-1' is duplicated"),
         (dict.fromkeys(THREE, "u-1 1\n\n"), ":2: an empty line"),
         (dict.fromkeys(THREE, "../u-1 1\n"), "words_text:1: utterance '../u' is n"),
         (dict.fromkeys(THREE, "a-1 1\nu:v-1 1\n"), "words_text:2: utterance 'u:v' is not usable"),
@@ -103,7 +103,7 @@ def test_missing_files_are_told(cli, tmp_path):
 
 
 def espnet(folder: Path, rank: int, text: str, score: str) -> None:
-    """The files that asr_inference writes for one rank."""
+    """Write the files that asr_inference writes for one rank."""
     place = folder / f"{rank}best_recog"
     place.mkdir(parents=True)
     (place / "text").write_text(text)
@@ -117,7 +117,7 @@ def test_espnet(cli, tmp_path):
     espnet(tmp_path / "dec", 2, "a two\n", "a -16.5\n")
     espnet(tmp_path / "dec", 10, "", "")
     for rank in range(3, 10):
-        # What is not recognised at all has no words.
+        # An utterance without a hypothesis has no words.
         espnet(tmp_path / "dec", rank, "a \n", f"a {-20 - rank}\n")
     cli("import-nbest", "espnet", tmp_path / "dec", tmp_path / "out").ok()
     found = read_nbest(tmp_path / "out" / "nbest.tsv")
@@ -149,7 +149,7 @@ def test_espnets_jobs_are_joined(cli, tmp_path, inner):
         ("a x\n", "a 1\nb 2\n", "1best_recog/text: 'b' is missing"),
         ("a x\n", "a tensor(-inf)\n", "score 'tensor(-inf)'"),
         ("a x\n", "a tensor([1.0])\n", "score:1: score 'tensor([1.0])'"),
-        ("a x\na y\n", "a 1\n", "text:2: 'a' comes twice"),
+        ("a x\na y\n", "a 1\n", "text:2: 'a' is duplicated"),
         ("a x", "a 1\n", "the last line has no end"),
         ("a x\nü y\n", "ü 1\na 1\n", "1best_recog/text:2: utterance 'ü' is not usable as an id"),
         ("a x\nu/v y\n", "a 1\nu/v 1\n", "1best_recog/text:2: utterance 'u/v' is not usable"),
@@ -174,7 +174,7 @@ def test_a_score_that_the_scale_makes_infinite_is_told(cli, tmp_path):
     cli(*words, "--acoustic-scale", "10").fails(1, "ac_cost:2: score '-1e308' times 10 is not")
 
 
-# Option of --normalise, --language, words, and what is written: by hand.
+# Options of --normalise, --language, words, and the expected output.
 CASES = [
     ("upper", "", "straße çağ <unk> <UNK>", "STRAßE ÇAĞ <unk> <unk>"),
     ("upper", "de", "Straße e\u0301", "STRAßE \u00c9"),

@@ -1,4 +1,4 @@
-"""Recovery of inputs and tokens from updates: where the truth is known, and where there is none."""
+"""Recovery of inputs and tokens from updates, with known truth and with none."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PEOPLE = [f"s{number:02d}" for number in range(12)]
 Rows = dict[tuple[str, str, str, str], dict[str, str]]
 
 
-# --- the parts
+# --- components
 
 
 def test_plain_ctc_is_torchs_and_has_a_second_gradient():
@@ -70,7 +70,7 @@ def test_plain_ctc_is_torchs_and_has_a_second_gradient():
 
 
 class Tiny(nn.Module):
-    """Frames through BatchNorm to one output."""
+    """A network of frames through BatchNorm to one output."""
 
     def __init__(self, values: int, width: int):
         super().__init__()
@@ -93,7 +93,7 @@ def state_of(model: nn.Module) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(("momentum", "clip"), [(0.0, 0.0), (0.9, 0.05)])
 def test_simulated_steps_are_those_of_sgd(in_float64, momentum, clip):
-    """Changes of parameters, and what BatchNorm was given, which its statistics tell."""
+    """Parameter changes and BatchNorm's inputs, inferred from its statistics, are those of SGD."""
     model, inputs = Tiny(5, 4), [torch.randn(20, 5), torch.randn(7, 5)]
     start, simulation = state_of(model), Simulation(Tiny(5, 4))
     simulation.model.load_state_dict(model.state_dict())
@@ -110,7 +110,7 @@ def test_simulated_steps_are_those_of_sgd(in_float64, momentum, clip):
     changes, moments = simulation.run(cross_entropy, inputs, plan)
     for name, value in seen.update.items():
         torch.testing.assert_close(changes[name], value, rtol=1e-4, atol=1e-9)
-    # Of the steps' means the last counts most; those that are seen have no weight of their own.
+    # The last step's mean has the largest weight; observed means have none of their own.
     assert distance(changes, moments, seen, 0.0).item() == pytest.approx(0, abs=1e-8)
     state = simulation.model.state_dict()
     assert all((state[name].numpy() == value).all() for name, value in start.items())
@@ -123,7 +123,7 @@ def test_moments_of_one_step_are_exact(in_float64):
     seen = simulation.seen(sent, start, 1)
     given = model.first(inputs[0]).detach()
     torch.testing.assert_close(seen.moments["norm"], (given.mean(0), given.var(0)))
-    # torch's own layer moves its statistics to the same place.
+    # torch's own layer updates its statistics equally.
     model.norm.train()
     cross_entropy(model, inputs)
     for name in ("running_mean", "running_var"):
@@ -131,7 +131,7 @@ def test_moments_of_one_step_are_exact(in_float64):
 
 
 class Frame(nn.Module):
-    """A first affine layer with a bias, and another one."""
+    """A network of a first affine layer with a bias, and a second one."""
 
     def __init__(self):
         super().__init__()
@@ -142,7 +142,7 @@ class Frame(nn.Module):
 
 
 def test_matching_finds_the_frame_that_the_gradient_determines(in_float64):
-    """dW' db / |db|^2 is the frame of a first layer: matching reaches it, without being told."""
+    """Matching reaches the frame dW' db / |db|^2 of a first layer, without being given it."""
     model, frame = Frame(), torch.randn(1, 6)
     simulation, options = Simulation(model), Inversion(iterations=400, total_variation=0)
     start, sent = state_of(model), simulation.step(cross_entropy, [frame])
@@ -153,7 +153,7 @@ def test_matching_finds_the_frame_that_the_gradient_determines(in_float64):
     seen = simulation.seen(sent, start, 1)
     (found,) = match(simulation, cross_entropy, seen, Plan(), [1], scales, options, 0, "test")
     np.testing.assert_allclose(found[0].numpy(), exact, atol=0.02)
-    # Of another label nothing is as near.
+    # With another label, the match is worse.
     other = lambda model, inputs: nn.functional.cross_entropy(  # noqa: E731
         model(inputs)[None], torch.tensor([2])
     )
@@ -187,7 +187,7 @@ def test_matching_finds_a_short_utterance_by_ctc(in_float64):
 def test_correlation_and_order():
     random = np.random.default_rng(0)
     one, other = random.normal(size=(2, 30, 4))
-    # Neither a constant of a bin nor a scale matters; the longer one is cut.
+    # A constant per bin and a scale do not matter; the longer one is cut.
     assert correlation(2 * one + [5, 0, 0, 1], one) == pytest.approx(1)
     assert correlation(np.concatenate([one, other]), one) == pytest.approx(1)
     assert abs(correlation(one, other)) < 0.4
@@ -195,7 +195,7 @@ def test_correlation_and_order():
 
 
 def test_scores_of_an_output_layer():
-    """Without a bias, too: tokens that are there move along what the layer was given."""
+    """Tokens that occur are found from the layer's weights, even without a bias."""
     random = np.random.default_rng(0)
     hidden = random.normal(1, 0.3, (40, 6))
     labels = random.choice([2, 5, 9], 40)
@@ -236,7 +236,7 @@ def test_sound_of_features_has_these_features():
         true = compute(waves, config)
         again = compute(front.sound(true), config)
         both = [front.energies(one)[5 : len(again) - 5].clip(0) for one in (true, again)]
-        # Frames begin in other places.
+        # Frames start at other positions.
         best = max(correlation(both[0][shift:], both[1]) for shift in range(4))
         assert best > 0.8, kind
 
@@ -245,7 +245,7 @@ def test_sound_of_features_has_these_features():
 
 
 class Flat(Network):
-    """A first layer with a bias that sees a whole clip, whose gradient determines it."""
+    """A network whose first layer has a bias and sees a whole clip, given by the gradient."""
 
     def __init__(self, sizes: FlatSizes, clients: int, bins: int, frames: int, classes: int):
         super().__init__()
@@ -263,7 +263,7 @@ class FlatSizes(Sizes):
 
 
 def clip_waves(random: np.random.Generator, samples: int) -> np.ndarray:
-    """Short tones at random times, which nobody else's clip has."""
+    """Return short tones at random times, unique to each clip."""
     times, wave = np.arange(samples) / 16000, random.normal(0, 50, samples)
     for _ in range(6):
         begin = random.uniform(0, times[-1])
@@ -273,7 +273,7 @@ def clip_waves(random: np.random.Generator, samples: int) -> np.ndarray:
 
 
 def pack(folder: Path, clips: int) -> Path:
-    """So many clips of each speaker, of 0.2 s."""
+    """Pack clips of 0.2 s, a given number per speaker."""
     random, found = np.random.default_rng(0), []
     for place, client in enumerate(PEOPLE):
         for number in range(clips):
@@ -306,7 +306,7 @@ def begin(root: Path, name: str, clips: int, steps: int) -> Path:
 
 @pytest.fixture(scope="module")
 def flat():
-    """It is known for these tests alone."""
+    """Register the network for these tests alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(NETWORKS._found, "flat", FlatSizes)
         yield
@@ -314,7 +314,7 @@ def flat():
 
 @pytest.fixture(scope="module")
 def single(flat, tmp_path_factory) -> Path:
-    """Each client takes two steps on its only clip."""
+    """Let each client take two steps on its only clip."""
     return begin(tmp_path_factory.mktemp("single"), "exp", 1, 2)
 
 
@@ -363,7 +363,7 @@ def test_a_clip_is_recovered_and_others_are_not(rows, steps):
     )
     assert 0.6 < float(row["low"]) <= float(row["difference"]) <= float(row["high"])
     nearest = rows["none", steps, "nearest%", "chance"]
-    # Of each word there are two clips of others.
+    # Each word has two clips of other speakers.
     assert (nearest["value"], nearest["control"]) == ("100.0", "33.3")
     heard = rows["none", steps, "accuracy%", "another's"]
     assert abs(float(heard["value"]) - float(heard["true"])) < 20
@@ -377,7 +377,7 @@ def test_labels_of_single_clips_are_exact(rows):
 
 
 def test_of_anothers_update_nothing_is_recovered(single, tmp_path):
-    """Clips of the client after the next, whose labels are others."""
+    """Clips of the client after the next, with other labels, are not recovered."""
     update = single / "round_0001/update.1.safetensors"
     kept = load_file(update)
     try:
@@ -404,7 +404,7 @@ def test_of_no_update_nothing_is_told(single, tmp_path):
 
 
 def test_defences_are_there_before_the_attack(single, tmp_path):
-    """Bias and weight of the first layer stay at the client: of what is left no clip is told."""
+    """Bias and weight of the first layer stay at the client, so no clip is recovered."""
     noise = ("--defence", "clip=1+noise=3", "--defence", "keep=hidden.*")
     rows = attacked(single, tmp_path, "--each", "2", *noise)
     assert {row["attacker"] for key, row in rows.items() if key[0] != "none"} == {"semi-informed"}
@@ -427,7 +427,7 @@ def test_defences_are_there_before_the_attack(single, tmp_path):
 
 
 def test_clips_that_are_recovered_together(flat, tmp_path):
-    """More steps than are simulated, and several clips: it is told how they were taken."""
+    """With more steps than are simulated, and several clips, the grouping is reported."""
     path = begin(tmp_path, "exp", 3, 4)
     few = ("--each", "2", "--steps", "real", "--set", "inversion.unroll=3")
     rows = attacked(path, tmp_path / "out", *few, iterations=20)
@@ -440,7 +440,7 @@ def test_clips_that_are_recovered_together(flat, tmp_path):
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory) -> Path:
-    """Each client takes a step on its only utterance; a first layer behind it is BatchNorm's."""
+    """Let each client take a step on its only utterance; the affine layer follows BatchNorm."""
     root = tmp_path_factory.mktemp("speech")
     folder = simulated.data_dir(root / "train", PEOPLE, 1)
     data = DataDir.read(folder)
@@ -469,7 +469,7 @@ def test_a_language_model_has_no_items(language, tmp_path):  # noqa: F811
 
 
 def test_voices_by_planted_embeddings():
-    """A recovered item has its speaker's voice, another's in its place has not."""
+    """A recovered item has its speaker's voice, another speaker's item does not."""
     random = np.random.default_rng(0)
     voice = {one: random.normal(size=8) for one in PEOPLE[:4]}
     audio = {f"{one}-{number}": voice[one] / np.linalg.norm(voice[one])

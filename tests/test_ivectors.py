@@ -1,4 +1,4 @@
-"""I-vectors beside features: by the commands, on frames that are drawn from a known model."""
+"""I-vectors next to features: by the commands, on frames drawn from a known model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPEAKERS = [f"s{n:02d}" for n in range(12)]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Three utterances of each speaker, who moves all frames along one direction."""
+    """Make three utterances per speaker, who shifts all frames along one direction."""
     path = tmp_path_factory.mktemp("ivectors") / "data"
     random, table, matrices = np.random.default_rng(0), DataDir(path), []
     centres = random.normal(0, 5, (3, SIZE))
@@ -61,7 +61,7 @@ def test_i_vectors_tell_speakers(data, tmp_path):
     reader = FeatureReader(before.feats_scp)
     for name, matrix in found.items():
         assert np.array_equal(matrix[:, :SIZE], reader.read(name))
-    # Along one line they are in the order in which the speakers are.
+    # Along one line, they are in the order of the speakers.
     vectors = np.array(vectors)
     line = np.linalg.svd(vectors - vectors.mean(0))[2][0]
     places = vectors @ line
@@ -69,7 +69,7 @@ def test_i_vectors_tell_speakers(data, tmp_path):
 
 
 def test_i_vectors_of_the_utterance_so_far(data, tmp_path):
-    """Every ten frames anew, of the frames until then and nothing else."""
+    """A new vector every ten frames depends only on the frames until then."""
     found = appended(data, tmp_path / "out")
     extractor = IvectorExtractor.load(data.parent / "extractor" / "ivectors.safetensors")
     for name in ("s00-0", "s07-2"):
@@ -86,7 +86,7 @@ def test_i_vectors_of_the_utterance_so_far(data, tmp_path):
 
 @pytest.fixture(scope="module")
 def recorded(data, tmp_path_factory) -> Path:
-    """The same frames, where a speaker is recorded twice, and of s03 two clients have a part."""
+    """Return the frames with a speaker recorded twice, and s03 divided between two clients."""
     table = DataDir.read(data)
     table.path = tmp_path_factory.mktemp("recorded") / "data"
     table.utt2client = dict.fromkeys(table.utterances, "a") | {"s03-1": "b"}
@@ -110,7 +110,7 @@ BEFORE = {
 
 @pytest.mark.parametrize("per", BEFORE)
 def test_statistics_are_carried_over(recorded, tmp_path, per):
-    """What came before counts as if it had come within the utterance, and nobody else's does."""
+    """Earlier utterances count as if they were part of this one; other speakers' do not."""
     found = appended(recorded, tmp_path / "out", "--per", per)
     extractor = IvectorExtractor.load(recorded.parent / "extractor" / "ivectors.safetensors")
     for name, earlier in BEFORE[per].items():
@@ -120,7 +120,7 @@ def test_statistics_are_carried_over(recorded, tmp_path, per):
             sums, _ = accumulate(extractor.ubm, [*history, frames[: first + 1]])
             expected = extractor.extract([sums], posterior_scale=0.1)[0]
             np.testing.assert_allclose(vectors[first], expected, atol=1e-5)
-    # Offline it is of all of them, the later ones, too.
+    # Offline, statistics are of all utterances, including later ones.
     whole = appended(recorded, tmp_path / "whole", "--per", per, "--offline")
     group = ["s00-0", "s00-2"] if per == "recording" else ["s00-0", "s00-1", "s00-2"]
     sums, _ = accumulate(extractor.ubm, [whole[one][:, :SIZE].astype(np.float64) for one in group])
@@ -131,7 +131,7 @@ def test_statistics_are_carried_over(recorded, tmp_path, per):
 
 
 def test_a_thousand_frames_are_remembered(data, tmp_path):
-    """Of a long history, the later half of the speaker's speech counts as much as the earlier."""
+    """In a long history, the later half of the speaker's speech counts as much as the earlier."""
     table, random = DataDir(tmp_path / "data"), np.random.default_rng(3)
     frames = {"s-0": (1500, 0.0), "s-1": (900, 3.0), "s-2": (50, 0.0)}
     matrices = [

@@ -1,4 +1,4 @@
-"""Keyword spotting on disk: stacks, jobs and kills change no byte; what clients send adds up."""
+"""Keyword spotting on disk: stacks, jobs and kills change no byte; updates add up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from fedtools.tasks.kws.model import cross_entropy
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Packed clips and a configuration."""
+    """Make packed clips and a configuration."""
     return make_world(tmp_path_factory.mktemp("world"))
 
 
@@ -54,7 +54,7 @@ def states(path: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def reference(world) -> Path:
-    """Four rounds of FedKWS-UI, left alone."""
+    """Run four rounds of FedKWS-UI without interruption."""
     path = begin(world, world / "reference")
     inside("rounds", path, "--evaluate", "test").ok()
     return path
@@ -153,7 +153,7 @@ def ledger_without_seconds(path: Path) -> list[dict[str, str]]:
     return [row | {"seconds": ""} for row in ledger(path)]
 
 
-# Kills the process that removes a message of a round which is complete.
+# Kills the process that removes a message of a complete round.
 KILLER = """
 import os, pathlib, signal
 
@@ -171,7 +171,7 @@ pathlib.Path.unlink = kill_or_unlink
 
 @pytest.mark.parametrize("goes_on", [["rounds"], ["aggregate", "--round", "2"]])
 def test_updates_that_a_kill_left_are_removed(world, reference, cli, tmp_path, goes_on):
-    """Between `.done` and their removal; of the last round too, where nothing else is to do."""
+    """A kill between `.done` and their removal leaves them; in the last round, too."""
     path = begin(world, tmp_path / "exp", "fedkws_ui", "rounds=2")
     (tmp_path / "killer").mkdir()
     (tmp_path / "killer" / "sitecustomize.py").write_text(KILLER)
@@ -199,10 +199,10 @@ METHODS = ["fedavg", "fedprox", "fedmmd", "fedopt", "fedkws_ui", "alo", "alt", "
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_stack_and_sequence_agree(world, tmp_path, network, method):
-    """The updates of ragged clients after a few steps, each within 1e-3 of its norm.
+    """Updates of clients of unequal size agree after a few steps, each within 1e-3 of its norm.
 
-    Steps multiply what is rounded otherwise: to 3e-4 on one kind of processor, less on others.
-    What a mistake does is seen in double precision, below.
+    Steps multiply rounding differences: to 3e-4 on one kind of processor, less on others.
+    The test in double precision, below, detects mistakes.
     """
     settings = [f"model={yaml.safe_dump({'network': network, 'network_conf': NETWORKS[network]})}"]
     if method == "released":
@@ -210,7 +210,7 @@ def test_stack_and_sequence_agree(world, tmp_path, network, method):
         settings += ["model.network_conf.head_share=0.6", "method_conf.private=head"]
         settings += ["method_conf.smooth_by_utility=true", "training.grad_clip=0.1"]
     if method in ("fedavg", "fedprox", "fedmmd", "fedopt", "alo"):
-        # An epoch: as many steps as the client's clips need. The others adapt them anyway.
+        # An epoch: as many steps as the client's clips need. The other methods adapt them anyway.
         settings += ["method_conf.local_steps=0"]
     for stack in (1, 5):
         more = f"training.stack={stack}", "keep_updates=true"
@@ -222,7 +222,7 @@ def test_stack_and_sequence_agree(world, tmp_path, network, method):
     )
     for client in range(CONFIG["clients_per_round"]):
         apart = distance(stacked, alone, client)
-        # Not of BatchNorm's running statistics, which move by far more than what is trained.
+        # Excludes BatchNorm's running statistics, which change far more than trained tensors.
         trained = {name: [start[name]] * 5 for name in start if "running" not in name}
         assert apart < 1e-3 * distance(trained, alone, client)
 
@@ -238,7 +238,7 @@ class DoubleClips(ClipFeatures):
 
 
 def doubled(path: Path) -> Federation:
-    """An experiment whose networks and features are of double precision, unlike its files."""
+    """Make an experiment whose networks and features are of double precision, unlike its files."""
     federation = Federation(path)
     _ = federation.states
     task = federation.task
@@ -251,7 +251,7 @@ def doubled(path: Path) -> Federation:
 
 
 def trained(federation: Federation, clients: list[str]) -> list[dict[str, torch.Tensor]]:
-    """What each client of a stack sends in round one."""
+    """Return the updates of a stack's clients in round one."""
     sent = federation.work(clients, 1, federation.method.phase(1))
     assert not any(report.reason for report in sent.reports)
     rows = {report.client: index for index, report in enumerate(sent.reports)}
@@ -270,10 +270,10 @@ ADAMW = ("training.optim=adamw", "training.optim_conf={lr: 0.005}")
 )
 @pytest.mark.parametrize("network", NETWORKS)
 def test_in_double_precision_they_agree_after_twenty_steps(world, tmp_path, network, method, optim):
-    """In single precision rounding has grown by then: measured with these networks, an update of
-    SGD is apart by 5e-5 of its norm at a rate of 0.02, and by 1e-3 at 0.1 (DSCNN; the others by
-    less); one of AdamW by all of it at worst (ResNet), since AdamW makes whole steps of what
-    rounding left of a gradient of zero, as of a bias before BatchNorm."""
+    """Updates agree; in single precision, rounding errors have grown. Measured with these networks,
+    updates of SGD differ by 5e-5 of their norm at a rate of 0.02, and by 1e-3 at 0.1 (DSCNN; the
+    other networks by less); those of AdamW by their whole norm at worst (ResNet), since AdamW makes
+    whole steps of rounding errors in zero gradients, such as that of a bias before BatchNorm."""
     settings = [f"model={yaml.safe_dump({'network': network, 'network_conf': NETWORKS[network]})}"]
     settings += [*(ADAMW if optim == "adamw" else ()), "training.stack=7"]
     settings += ["method_conf.local_steps=20"]
@@ -281,7 +281,8 @@ def test_in_double_precision_they_agree_after_twenty_steps(world, tmp_path, netw
         settings += ["model.network_conf.head_share=0.6", "method_conf.private=head"]
     federation = doubled(begin(world, tmp_path / "exp", method, *settings))
     (clients,) = federation.task.units(CLIENTS, 1)
-    # With the experiment's one thread, as a round is: with more, two workers wait for each other.
+    # With the experiment's single thread, as in a round: with more, two workers wait for each
+    # other.
     with federation.settings():
         stacked = trained(federation, clients)
         alone = [trained(federation, [name])[0] for name in clients]
@@ -296,7 +297,7 @@ def test_in_double_precision_they_agree_after_twenty_steps(world, tmp_path, netw
 def test_each_client_is_clipped_alone():
     draw = torch.Generator().manual_seed(0)
     shapes = ((4, 3), (2,), (5, 1, 2))
-    # The gradients of the first client are below the norm, those of the third are 0.
+    # The first client's gradients are below the norm, the third's are 0.
     scales = torch.tensor([0.1, 7.0, 0.0])
     network = nn.Module()
     for number, shape in enumerate(shapes):
@@ -320,14 +321,14 @@ def test_each_client_is_clipped_alone():
 
 
 def distance(one: dict, other: dict, client: int) -> float:
-    """The norm of the difference of two updates of a client."""
+    """Return the norm of the difference of two updates of a client."""
     return sum(np.square(one[name][client] - other[name][client]).sum() for name in one) ** 0.5
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("network", NETWORKS)
 def test_on_a_gpu(world, tmp_path, network):
-    """A round of FedKWS-UI ends near to where it ends on a CPU."""
+    """A round of FedKWS-UI on a GPU ends near the result on a CPU."""
     model = f"model={yaml.safe_dump({'network': network, 'network_conf': NETWORKS[network]})}"
     ended = []
     for ngpu in ("0", "1"):
@@ -355,13 +356,13 @@ def test_ledger(reference):
     elements = sum(value.nbytes for value in load_file(path).values())
     assert {int(row["bytes_down"]) for row in rows} == {path.stat().st_size}
     assert {int(row["bytes_up"]) for row in rows} == {elements}
-    # The one clip of the smallest client has no entropy: one step, the least there is.
+    # The one clip of the smallest client has no entropy: one step, the minimum.
     smallest = [row for row in rows if row["client"] == CLIENTS[-1]]
     assert smallest and all(float(row["client_epochs"]) == 1 for row in smallest)
 
 
 def held() -> int:
-    """Bytes of all that lives: torch's tensors, and what Python and numpy have allocated."""
+    """Return the bytes of all live objects: torch's tensors, Python's and numpy's allocations."""
     gc.collect()
     tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, Parameter)]
     storages = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
@@ -370,9 +371,9 @@ def held() -> int:
 
 @pytest.mark.parametrize(("method", "keep_updates"), [("fedkws_ui", "false"), ("fedopt", "true")])
 def test_memory_is_flat(world, tmp_path, method, keep_updates):
-    """A federation holds after many rounds what it held after a few: no round leaves a model."""
+    """Memory is the same after many rounds as after a few: no round leaks a model."""
     settings = [f"keep_updates={keep_updates}", "model.network_conf.channels=80"]
-    # What would stay does so however many steps a round has.
+    # A leak would grow however many steps a round has.
     settings.append("method_conf.local_steps=1")
     federation = Federation(begin(world, tmp_path / "exp", method, *settings))
     tracemalloc.start()
@@ -431,7 +432,7 @@ def test_a_loss_that_cannot_be_stays_its_clients_own(world, tmp_path, factor, mo
         )
 
 
-# Files that come in a round, and how many of them must be there: while its clients train, ...
+# Files that a round writes, and how many must exist: while its clients train, ...
 TRAINING = [("clients/*/round_{0:04d}/private.safetensors", count) for count in (1, 2, 3, 4)]
 # ... and before and after that.
 AROUND = [
@@ -447,12 +448,12 @@ AROUND = [
 def killed_at_work(
     path: Path, number: int, marks: list[tuple[str, int]], dice: random.Random
 ) -> bool:
-    """Go on with the rounds, and kill -9 them in the midst of one; False if they ended first.
+    """Run further rounds, and kill them during one; return False if they ended first.
 
     Args:
         path: the experiment.
-        number: the round, or a later one if this one has come too far.
-        marks: of which one, not yet there, is waited for.
+        number: the round, or a later one if this one is too far advanced.
+        marks: files, of which a missing one is waited for.
         dice: draws the mark, and how long after it the kill comes.
     """
 
@@ -536,7 +537,7 @@ def test_the_last_round_is_measured_too(world, tmp_path):
 
 
 def test_a_private_model_that_diverged_is_not_kept(world, cli, tmp_path):
-    """Its client would be left out for ever."""
+    """A saved one would exclude its client from all later rounds."""
     path = begin(world, tmp_path / "exp", "fedkws_ui", "training.optim_conf.lr=1e30")
     cli("sample", path).ok()
     said = cli("train-local", path).ok().err

@@ -1,4 +1,4 @@
-"""Keyword spotting: what an experiment is begun with, and the messages of a round of clients."""
+"""Keyword spotting: initial files of an experiment, and the messages of a round of clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedtools.methods.fedavg import FedAvg
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Packed clips and a configuration."""
+    """Make packed clips and a configuration."""
     return make_world(tmp_path_factory.mktemp("world"))
 
 
@@ -76,7 +76,7 @@ def test_other_data_of_the_same_name(world, cli, tmp_path):
     train = f"train={tmp_path / 'train'}"
     cli(*words, "--data", train).fails(1, "not the file that was packed: labels.npy")
 
-    # ... or the same clips by name sound otherwise; or only the noise does.
+    # ... or clips of the same names have other audio; or only the noise does.
     waves, noise = np.array(clips.waves), np.array(clips.noise)
     pack(1000, noise)
     pack(32767, noise[::-1])
@@ -141,7 +141,7 @@ def test_bad_options(world, cli, tmp_path):
 
 
 def test_rounds_are_ordered_as_numbers(world, tmp_path):
-    """Round 10000 comes after round 9999, although its name does not."""
+    """Round 10000 comes after round 9999, in spite of alphabetical order."""
     experiment = Experiment(begin(world, tmp_path / "exp"))
     for number in (9998, 9999, 10000):
         experiment.own(CLIENTS[0], number).save("private", {"x": np.array([number])})
@@ -153,7 +153,7 @@ def test_rounds_are_ordered_as_numbers(world, tmp_path):
 
 
 def test_data_that_changed_meanwhile_are_not_used(world, cli, tmp_path):
-    """Whoever opens them looks: there may be no `init` between."""
+    """Every reader checks them, since there may be no `init` between."""
     mine = tmp_path / "world"
     for name in ("train", "test"):
         shutil.copytree(world / name, mine / name)
@@ -219,7 +219,7 @@ FROZEN = ("config.yaml", "data.yaml", "clients.txt", "classes.txt", "init.safete
 
 @pytest.mark.parametrize("file", [*FROZEN, "round_0001/global.safetensors"])
 def test_what_was_frozen_cannot_be_changed(trained, cli, file):
-    """A bit of it, or the whole; not even where the values stay possible ones."""
+    """A changed bit, or another file, is found, even with valid values."""
     path, aside = trained / file, trained / "aside"
     whole = bytearray(path.read_bytes())
     whole[-2] ^= 1
@@ -242,7 +242,7 @@ def test_a_damaged_configuration_is_told_in_one_line(trained, cli):
     def refused(text: str, said: str) -> None:
         config.write_text(text)
         cli("train-local", trained).fails(1, "config.yaml: changed since the experiment began")
-        # With a sum that fits, the content is what is looked at.
+        # With a matching checksum, the content is checked.
         kept = (trained / "sha256sums").read_text()
         write_sums(trained / "sha256sums", {"config.yaml": config})
         cli("train-local", trained).fails(1, said)
@@ -263,7 +263,7 @@ def test_a_damaged_configuration_is_told_in_one_line(trained, cli):
 def test_a_full_disk_is_told_in_one_line(world, tmp_path):
     init = ["init", tmp_path / "exp", "--config", world / "config.yaml", "--method", "fedavg"]
     command = [sys.executable, "-m", "fedtools", *init, "--data", f"train={world / 'train'}"]
-    # A limit on sizes fails as a disk does; Python would keep what it compiled cut short.
+    # A limit on sizes fails like a full disk; Python would keep truncated bytecode.
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     limited = run("bash", "-c", 'ulimit -f 2; exec "$@"', "-", *command, env=environment)
     limited.fails(1, "exp/init.safetensors: File too large")
@@ -279,7 +279,7 @@ def test_all_clients_diverge(world, cli, tmp_path):
 
 @pytest.fixture
 def trained(world, cli, tmp_path) -> Path:
-    """An experiment whose clients have trained in round one, in two jobs."""
+    """Make an experiment whose clients have trained in round one, in two jobs."""
     path = begin(world, tmp_path / "exp", "fedavg")
     cli("sample", path, "--nj", 2).ok()
     for job in (1, 2):
@@ -288,7 +288,7 @@ def trained(world, cli, tmp_path) -> Path:
 
 
 def sent(path: Path) -> dict[str, dict[str, np.ndarray]]:
-    """client -> the tensors that lie in a job's file, in the order of its rows."""
+    """Return client -> its tensors in a job's file, in the order of its rows."""
     found = {}
     for table in sorted(path.glob("round_0001/update.*.tsv")):
         tensors = load_file(table.with_suffix(".safetensors"))
@@ -304,12 +304,12 @@ def assert_refused(
     refused: dict[str, str],
     copies: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """The round goes on without some clients, and says why; the next state is the others' mean.
+    """Check that a round refuses some clients, reports why, and averages the other clients.
 
     Args:
-        rows: what each client sent.
+        rows: each client's update.
         refused: client -> a part of the reason.
-        copies: refused client -> how often its tensors came; not at all of others.
+        copies: refused client -> how often its tensors occur; 0 for clients not listed.
     """
     shown = cli("aggregate", path).ok().err
     lines = [line for line in shown.splitlines() if ": refused: " in line]
@@ -333,7 +333,7 @@ def assert_refused(
 
 
 def change_row(table: Path, line: int, **values: str) -> str:
-    """Change fields of a row; returns its client."""
+    """Change fields of a row; return its client."""
     lines = table.read_text().splitlines()
     fields = lines[line].split("\t")
     client = fields[0]
@@ -357,7 +357,7 @@ def change_row(table: Path, line: int, **values: str) -> str:
     ],
 )
 def test_clients_are_not_believed(trained, cli, column, value, said):
-    """What a client's row says loses this client, and no other of its stack."""
+    """A client with invalid figures is lost, and no other one of its stack."""
     rows = sent(trained)
     table = trained / "round_0001" / "update.2.tsv"
     client = change_row(table, 1, **{column: value})
@@ -367,7 +367,7 @@ def test_clients_are_not_believed(trained, cli, column, value, said):
 
 
 def test_damaged_tables(trained, cli, tmp_path):
-    """A table that cannot be read loses its job."""
+    """An unreadable table loses its job."""
     table = Path("round_0001", "update.2.tsv")
     whole = (trained / table).read_text()
     clients = [line.split("\t")[0] for line in whole.splitlines()[1:]]
@@ -385,7 +385,7 @@ def test_damaged_tables(trained, cli, tmp_path):
 
 
 def test_a_client_of_another_job(trained, cli):
-    """A table in which it stands costs its job its own clients; it keeps its message."""
+    """A table that lists it costs its job the job's own clients; the client keeps its message."""
     rows = sent(trained)
     table = trained / "round_0001" / "update.2.tsv"
     own = [row["client"] for row in read_tsv(table, COLUMNS)]
@@ -396,7 +396,7 @@ def test_a_client_of_another_job(trained, cli):
 
 
 def test_too_few_clients_write_nothing(world, cli, tmp_path):
-    """min_clients counts clients; no next state is there after the error."""
+    """min_clients counts clients; no next state is written after the error."""
     path = begin(world, tmp_path / "exp", "fedavg", "method_conf.min_clients=5")
     cli("sample", path).ok()
     cli("train-local", path).ok()
@@ -419,7 +419,7 @@ TWENTY = [f"c{number:02d}" for number in range(20)]
 
 @METHODS.register("poisoned")
 class Poisoned(FedAvg):
-    """The loss of one client is NaN, and that of another 1e308."""
+    """A network for which one client's loss is NaN, and another's 1e308."""
 
     title = "Poisoned"
 
@@ -437,7 +437,7 @@ class Poisoned(FedAvg):
 
 @pytest.fixture(scope="module")
 def twenty(tmp_path_factory) -> Path:
-    """Clips of twenty clients, who train in one stack."""
+    """Make clips of twenty clients, who train in one stack."""
     root = tmp_path_factory.mktemp("twenty")
     random = np.random.default_rng(0)
     counts = {name: random.integers(1, 4, len(keywords.CLASSES)) for name in TWENTY}
@@ -449,9 +449,9 @@ def twenty(tmp_path_factory) -> Path:
 
 
 def test_two_of_twenty_stacked_clients_are_poisoned(twenty, cli, tmp_path):
-    """One sends a NaN and one a loss of 1e308: the other 18 count, with the bytes they have alone.
+    """One sends a NaN, one a loss of 1e308; the other 18 are as if trained without them.
 
-    Once their training diverges, and once their messages say what no client of ours would.
+    Once their training diverges, and once their messages are forged.
     """
     for method in ("poisoned", "fedavg"):
         path = begin(twenty, tmp_path / method, method)

@@ -1,4 +1,4 @@
-"""A grid of rows in a configuration: its list of experiments, what they begin with, their price."""
+"""A grid of rows in a configuration: its list of experiments, their options and costs."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_rows_have_the_seeds_that_the_configuration_says(world):
         for seed in str(seeds).split()
     ]
     assert sorted(line[0] for line in lines) == sorted(expected)
-    # Of what is chosen.
+    # Of the chosen rows.
     some = listed("--grid", "grid.yaml", "--seeds", "1", methods="alo alt fedavg")
     assert sorted(line[0] for line in some) == sorted(
         name for name in expected
         if name.endswith("seed1") and re.search("/(alo|alt|fedavg)[./]", name)
     )  # fmt: skip
-    # Without such a section it is what it was: everything that is chosen.
+    # Without such a section, all chosen rows are run.
     write(TINY)
     lines = listed("--grid", "grid.yaml", methods="fedavg alo")
     assert len(lines) == 2 * 3
@@ -140,7 +140,7 @@ def test_a_round_of_each_row_tells_what_all_will_take(world):
 
 
 def test_private_models_are_measured_beside_the_shared_one(world, cli):
-    """Accuracies by hand of each client's newest private model, and of the shared one."""
+    """Accuracies by hand agree, of each client's newest private model and of the shared one."""
     data = [f"--data={split}=dump/keywords/{split}" for split in ("train", "test")]
     more = ["--set", "method_conf.private_steps=5", "--section", "networks.dscnn"]
     more += ["--set", "clients_per_round=2", "--set", "rounds=4"]
@@ -177,7 +177,7 @@ def test_grids_of_the_recipe_are_of_its_networks_and_methods(world):
         rows = [row for rows in config["grid"].values() for row in rows]
         assert config["grid"].keys() <= config["networks"].keys()
         assert {row.partition(".")[0] for row in rows} <= config["methods"].keys()
-        # A private model that is at work has a row without beside it.
+        # A private model in use has no row without it next to it.
         for network, rows in config["grid"].items():
             if any(row.startswith("alo") for row in rows):
                 assert "alo.adversarial=0.0" in rows, network

@@ -1,4 +1,4 @@
-"""What the methods of keyword spotting compute: by hand, and by autograd over plain losses."""
+"""Methods of keyword spotting: by hand, and by autograd over plain losses."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ PLAIN = (
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Packed clips and a configuration."""
+    """Make packed clips and a configuration."""
     return make_world(tmp_path_factory.mktemp("world"))
 
 
 def round_of(path: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Run a round; returns client -> the tensors that it sent."""
+    """Run a round; return client -> its sent tensors."""
     inside("rounds", path, "--to", "1", "--nj", "1").ok()
     rows = read_tsv(path / "round_0001" / "update.1.tsv", COLUMNS)
     sent = load_file(path / "round_0001" / "update.1.safetensors")
@@ -60,12 +60,12 @@ def round_of(path: Path) -> dict[str, dict[str, np.ndarray]]:
     }
 
 
-# Of a network, a batch, the federation and the client's name.
+# Called with a network, a batch, the federation and the client's name.
 Loss = Callable[[Network, ClipBatch, Federation, str], Tensor]
 
 
 def descend(federation: Federation, client: str, steps: int, loss: Loss) -> dict[str, Tensor]:
-    """Plain gradient descent of a loss that is written out, over the same batches."""
+    """Run plain gradient descent of an explicit loss over the same batches."""
     place = federation.client([client], 1)
     network = copy.deepcopy(place.model).train()
     for (batch,) in place.source.batches(None, steps, "train").stream(0):
@@ -78,7 +78,7 @@ def descend(federation: Federation, client: str, steps: int, loss: Loss) -> dict
 
 
 def check(path: Path, steps: int, loss: Loss) -> None:
-    """A round's updates are those of plain gradient descent, for every client."""
+    """Check that a round's updates are those of plain gradient descent, for every client."""
     found = round_of(path)
     assert len(found) == len(CLIENTS)
     federation = Federation(path)
@@ -135,7 +135,7 @@ def test_fedmmd(world, tmp_path):
 
 @pytest.mark.parametrize("by_utility", [False, True])
 def test_adversarial_learning(world, tmp_path, by_utility):
-    """Equations 1 to 3, against the private model that the client kept."""
+    """Losses follow equations 1 to 3, with the private model that the client kept."""
     settings = ["method_conf.smoothing=0.3", "method_conf.adversarial=0.8"]
     settings += [f"method_conf.smooth_by_utility={str(by_utility).lower()}"]
     path = begin(world, tmp_path / "exp", "alo", *PLAIN, *settings)
@@ -163,7 +163,7 @@ def test_adversarial_learning(world, tmp_path, by_utility):
 
 
 def test_adversarial_learning_of_a_private_head(world, tmp_path):
-    """As released: the private head alone learns, on features of training; then it is fixed."""
+    """As released, only the private head learns, on training features, and is then fixed."""
     own_steps = 3
     settings = ["method_conf.smoothing=0.3", "method_conf.adversarial=0.8"]
     settings += ["method_conf.private=head", f"method_conf.private_steps={own_steps}"]
@@ -207,12 +207,12 @@ def test_adversarial_learning_of_a_private_head(world, tmp_path):
 
 
 def kept_by(path: Path, client: str) -> Path:
-    """A client's private model after a round."""
+    """Return a client's private model after a round."""
     return path / "clients" / client / "round_0001" / "private.safetensors"
 
 
 def test_utility_and_steps():
-    """Section 4: the harmonic mean of size over the largest, and entropy; total work is kept."""
+    """Utility is section 4's harmonic mean of relative size and entropy; total work is kept."""
     sizes, entropies = np.array([100, 50, 20, 3]), np.array([0.9, 1.0, 0.4, 0.0])
     facts = Alt(local_steps=50).prepare(sizes, entropies, 32)
     by_hand = [2 * 1.0 * 0.9 / 1.9, 2 * 0.5 / 1.5, 2 * 0.2 * 0.4 / 0.6, 0.0]
@@ -220,7 +220,7 @@ def test_utility_and_steps():
     ratio = 4 / sum(by_hand)
     assert facts["steps"].tolist() == [*(round(ratio * one * 50) for one in by_hand[:3]), 1]
     assert abs(facts["steps"].sum() - 4 * 50) <= 3
-    # As released: r0 is given, so many clips count as 1, steps are truncated.
+    # As in the released code: r0 is given, this many clips count as 1, steps are truncated.
     options = {"local_steps": 50, "base_ratio": 3.5, "full_size": 40, "truncate": True}
     facts = Alt(**options).prepare(sizes, entropies, 32)
     by_hand = [2 * 0.9 / 1.9, 1.0, 2 * 0.5 * 0.4 / 0.9, 0.0]
@@ -231,7 +231,7 @@ def test_utility_and_steps():
 
 
 def test_as_many_clips_as_without_adaptive_steps():
-    """Batches are of at most 32 clips, and so clients with many clips train on more a step."""
+    """Batches have at most 32 clips, so clients with many clips train on more per step."""
     sizes, entropies = np.array([100, 50, 20, 3]), np.array([0.9, 1.0, 0.4, 0.5])
     batches = np.array([32, 32, 20, 3])
     fedavg = 50 * batches.sum()
@@ -249,7 +249,7 @@ def test_as_many_clips_as_without_adaptive_steps():
 
 
 def test_steps_without_any_utility(world, cli, tmp_path):
-    """Clients of one label have a utility of 0; no r0 makes work of that."""
+    """Clients of one label have a utility of 0, which no r0 can scale to work."""
     sizes, nothing = np.array([10, 20, 5]), np.zeros(3)
     with pytest.raises(ValueError, match="no client has clips of two labels"):
         Alt(local_steps=50).prepare(sizes, nothing, 32)
@@ -265,7 +265,7 @@ def test_steps_without_any_utility(world, cli, tmp_path):
 
 
 def test_server_steps_by_hand():
-    """S. Reddi et al., algorithm 2, three rounds of one parameter: v starts at tau^2."""
+    """Algorithm 2 of S. Reddi et al., three rounds of one parameter: v starts at tau^2."""
     deltas = [0.5, -0.2, 0.1]
     for optimizer in ("sgd", "adam", "yogi"):
         method = FedOpt(
@@ -289,9 +289,9 @@ def test_server_steps_by_hand():
 
 
 def test_server_steps_of_a_federation(world, tmp_path):
-    """With a rate of 1 and no momentum the server is FedAvg's; with half, it goes half the way.
+    """With a rate of 1 and no momentum the server is FedAvg's; with half, it takes half the step.
 
-    Adam's first step is by hand.
+    Adam's first step is computed by hand.
     """
     states = {}
     for name, method, *settings in (
@@ -314,9 +314,9 @@ def test_server_steps_of_a_federation(world, tmp_path):
         np.testing.assert_allclose(states["adam"][name], adam, rtol=1e-5, atol=1e-5)
 
 
-# --- two rounds of torch's own layers and optimiser, on Kaldi's features of what was packed
+# --- two rounds of torch's own layers and optimiser, on Kaldi's features of the packed clips
 
-# All clips of a client in one batch, as they are: then a step is the same whatever their order.
+# All clips of a client in one unmodified batch, so that a step does not depend on their order.
 WHOLE = (
     "training.batch_size=97",
     "training.augment={time_shift_ms: 0, noise_volume: 0.0}",
@@ -327,12 +327,12 @@ State = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def heard(world) -> dict[str, Heard]:
-    """client -> what is heard of its training clips."""
+    """Return client -> features of its training clips."""
     return hear(world / "train")
 
 
 def hear(folder: Path) -> dict[str, Heard]:
-    """client -> Kaldi's MFCC of its clips, scaled, and their labels, by the table for people."""
+    """Return client -> Kaldi's MFCC of its clips, scaled, and their labels, from utt2label."""
     waves = np.load(folder / "clips.npy").astype(np.float32)
     rows = [line.split("\t") for line in (folder / "clips.tsv").read_text().splitlines()[1:]]
     found: dict[str, list] = {}
@@ -358,7 +358,7 @@ class Trainer:
         return F.cross_entropy(self.network(self.mfcc), self.labels)
 
     def predict(self, state: State, layers: slice = slice(None)) -> Tensor:
-        """What the network, or some of its layers, say in a test."""
+        """Return outputs of the network, or of some of its layers, in evaluation mode."""
         self.network.load_state_dict(state, strict=False)
         with torch.no_grad():
             return self.network.eval()[layers](self.mfcc)
@@ -378,12 +378,12 @@ class Trainer:
 
 
 def read_state(path: Path) -> State:
-    """A model's file under the names of torch's layers."""
+    """Read a model's file with the names of torch's layers."""
     return as_bare("dscnn", {name: torch.tensor(value) for name, value in load_file(path).items()})
 
 
 def begin_whole(world: Path, path: Path, method: str, *settings: str) -> tuple[Path, State]:
-    """Run two rounds of five clients; the experiment, and what it began with."""
+    """Run two rounds of five clients; return the experiment, and its initial state."""
     begin(world, path, method, *WHOLE, *settings)
     inside("rounds", path, "--to", "2").ok()
     return path, read_state(path / "init.safetensors")
@@ -408,7 +408,7 @@ def rounds_by_hand(
     server: Callable[[State, State], State] = lambda state, mean: mean,
     weight: Callable[[str], float] = lambda client: 1.0,
 ) -> State:
-    """Two rounds: `local` of a client's name and the state, `server` of the state and the mean."""
+    """Run two rounds by `local`, of client name and state, and `server`, of state and mean."""
     state = start
     for number in (1, 2):
         clients = sampled(path, number)
@@ -419,7 +419,7 @@ def rounds_by_hand(
 
 
 def assert_near(found: State, expected: State, start: State) -> None:
-    """Within some thousandths of the way from where both began; of parameters, and statistics."""
+    """Check that parameters and statistics agree within some thousandths of the distance moved."""
     for statistics in (False, True):
         names = [name for name in expected if ("running" in name) == statistics]
         apart, moved = (
@@ -445,7 +445,7 @@ def test_two_rounds_of_fedavg(world, heard, tmp_path):
 
 
 def test_two_rounds_of_fedprox(world, heard, tmp_path):
-    """Clients are drawn back to the model of this round, not of the first."""
+    """The proximal term refers to the model of this round, not of the first."""
     path, start = begin_whole(world, tmp_path / "exp", "fedprox", "method_conf.proximal=0.7")
 
     def local(client: str, state: State) -> State:
@@ -462,7 +462,7 @@ def test_two_rounds_of_fedprox(world, heard, tmp_path):
 
 
 def test_two_rounds_of_fedmmd(world, heard, tmp_path):
-    """The server's features are those of this round's model, as it is in a test."""
+    """The server's features are those of this round's model, in evaluation mode."""
     path, start = begin_whole(world, tmp_path / "exp", "fedmmd", "method_conf.discrepancy=0.5")
 
     def local(client: str, state: State) -> State:
@@ -480,7 +480,7 @@ def test_two_rounds_of_fedmmd(world, heard, tmp_path):
 
 
 def mmd_of_matrices(ours: Tensor, theirs: Tensor) -> Tensor:
-    """As `mmd_by_hand`, by means of the three blocks of the matrix of kernels."""
+    """Compute `mmd_by_hand` by the three blocks of the kernel matrix."""
     both = torch.cat([ours, theirs])
     apart = (both[:, None] - both).square().sum(-1)
     width = (apart.mean() + 1e-3 * both.square().sum(1).mean()).detach()
@@ -491,7 +491,7 @@ def mmd_of_matrices(ours: Tensor, theirs: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_two_rounds_of_fedopt(world, heard, tmp_path, optimizer):
-    """What the server keeps of the first round counts in the second; statistics are the mean's."""
+    """The server's state of the first round counts in the second; statistics are the mean's."""
     rate, tau = 0.5, 0.05
     options = f"method_conf={{local_steps: {STEPS}, optimizer: {optimizer}, learning_rate: {rate}, "
     options += f"momentum: 0.9, decay: 0.99, adaptivity: {tau}}}"
@@ -518,7 +518,7 @@ def test_two_rounds_of_fedopt(world, heard, tmp_path, optimizer):
 
 
 def steps_by_hand(heard: dict[str, Heard]) -> dict[str, int]:
-    """Section 4: r0 r_k E steps of client k, r_k the harmonic mean of amount and evenness."""
+    """Return section 4's steps r0 r_k E; r_k is the harmonic mean of amount and evenness."""
     sizes = {client: len(labels) for client, (_, labels) in heard.items()}
     utility = {}
     for client, (_, labels) in heard.items():
@@ -534,7 +534,7 @@ def steps_by_hand(heard: dict[str, Heard]) -> dict[str, int]:
 
 
 def test_two_rounds_of_fedkws_ui(world, heard, tmp_path):
-    """Steps of each client's own; private models that go on from what the client kept."""
+    """Clients take their own steps, and continue from their kept private models."""
     settings = "method_conf.smoothing=0.3", "method_conf.adversarial=0.8"
     path, start = begin_whole(world, tmp_path / "exp", "fedkws_ui", *settings)
     steps, private = steps_by_hand(heard), {}
@@ -562,9 +562,9 @@ def test_two_rounds_of_fedkws_ui(world, heard, tmp_path):
 
 
 def test_centralised_training_is_on_everybodys_clips(world, heard, tmp_path):
-    """Three rounds, each a step over all clips, with one momentum."""
+    """Three rounds take one step each over all clips, with one momentum."""
     path = begin(world, tmp_path / "exp", "centralized", *WHOLE)
-    # Measuring on the way puts the network into the state of a test.
+    # Evaluation during training puts the network into evaluation mode.
     inside("rounds", path, "--to", "3", "--evaluate", "test").ok()
     start = read_state(path / "init.safetensors")
     everything = tuple(torch.cat(parts) for parts in zip(*heard.values(), strict=True))
@@ -576,7 +576,7 @@ def test_centralised_training_is_on_everybodys_clips(world, heard, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedavg", "centralized"])
 def test_models_are_measured_by_the_statistics_of_training(world, tmp_path, method):
-    """On test clips, after every round, by what BatchNorm has learnt and not by the clips' own."""
+    """After every round, test clips are normalised by BatchNorm's running statistics."""
     path = begin(world, tmp_path / "exp", method, *WHOLE)
     inside("rounds", path, "--to", "2", "--evaluate", "test").ok()
     inside("evaluate", path, "--split", "test").ok()
@@ -596,7 +596,7 @@ def test_models_are_measured_by_the_statistics_of_training(world, tmp_path, meth
 
 
 def test_an_epoch_is_every_clip(world, tmp_path):
-    """In as many batches as hold all: of the server, and of a client that is given no steps."""
+    """Batches hold all clips: for the server, and for a client without given steps."""
     federation = Federation(begin(world, tmp_path / "exp", "centralized"))
     place = federation.server(1)
     batches = place.source.batches(1, None, "train")
@@ -607,7 +607,7 @@ def test_an_epoch_is_every_clip(world, tmp_path):
 
 
 def test_other_seeds_are_other_models_and_other_clients(world, tmp_path):
-    """And the same seed is the same ones."""
+    """Equal seeds give equal models and clients."""
     drawn, models = [], []
     for number, seed in enumerate((3, 3, 4)):
         path = tmp_path / str(number)

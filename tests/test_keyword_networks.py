@@ -1,4 +1,4 @@
-"""The keyword networks: the paper's sizes, torch's own layers as oracle, clients kept apart."""
+"""The keyword networks: the paper's sizes, torch's own layers as oracle, separate clients."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ SMALL = {
     "resnet": {"channels": 8, "layers": 5, "pool_frames": 4, "pool_bins": 3},
     "transformer": {"layers": 1, "width": 16, "feedforward": 16},
 }
-# So deep that the order of layers counts.
+# Deep enough for the order of layers to matter.
 DEEPER = {"resnet": {"layers": 8}, "transformer": {"layers": 2}}
-# The Transformer has layer normalisation alone.
+# The Transformer has only layer normalisation.
 KINDS = [(name, norm) for name in SMALL for norm in ("batch", "group")][:-1]
 CLIENTS = 3
 
@@ -59,7 +59,7 @@ def small(network: str, clients: int, **more: object) -> nn.Module:
 
 
 def scramble(layer: nn.Module) -> nn.Module:
-    """Give every client other parameters."""
+    """Give every client different parameters."""
     for value in layer.parameters():
         nn.init.normal_(value, std=0.5)
     return layer
@@ -145,7 +145,7 @@ def test_convolutions_of_another_form_and_their_gradients_are_torchs(make, input
     [(9, {"stride": 2, "padding": 4}), (3, {"padding": 2, "dilation": 2}), (1, {"stride": 2})],
 )
 def test_convolutions_over_time_and_their_gradients_are_torchs(clients, length, options):
-    """Also of the first clients of a stack, whose last ones get no gradient."""
+    """This includes the first clients of a stack whose last ones get no gradient."""
     close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
     layer = scramble(Conv1d(max(clients, CLIENTS * (clients > 1)), 4, 6, length, **options))
     values = torch.randn(2, clients, 4, 13, requires_grad=True)
@@ -215,7 +215,7 @@ def test_group_norm_is_torchs():
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("network", NETWORKS.names())
 def test_clients_do_not_see_each_other(network, norm):
-    """Each client's output and gradient are what it gets alone, also when others have finished."""
+    """A client's output and gradient are those it gets alone, also after other clients finish."""
     together = scramble(small(network, CLIENTS, norm=norm))
     state = {name: value.clone() for name, value in together.state_dict().items()}
     mfcc = torch.randn(CLIENTS, 4, 98, 40)
@@ -240,7 +240,7 @@ def test_clients_do_not_see_each_other(network, norm):
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (4, 3, 2)], ids=["even", "ragged"])
 @pytest.mark.parametrize(("network", "norm"), KINDS)
 def test_networks_are_those_of_torchs_layers(network, norm, sizes):
-    """Of each client: logits and gradients in training and, after the step, logits of a test."""
+    """Each client's logits and gradients in training, and logits after the step, are the same."""
     conf, frames = {**SMALL[network], **DEEPER.get(network, {})}, 98
     if network != "transformer":
         conf["norm"], frames = norm, 30
@@ -264,7 +264,7 @@ def test_networks_are_those_of_torchs_layers(network, norm, sizes):
         gradients = {name: value.grad[client] for name, value in ours.named_parameters()}
         by_torch = {name: value.grad for name, value in bare.named_parameters()}
         close(as_bare(network, gradients), by_torch)
-        # Not of biases: those before a normalisation have none.
+        # Excludes biases: those before a normalisation have no gradient.
         assert all(value.abs().max() > 1e-4 for value in by_torch.values() if value.dim() > 1)
 
     for model in (ours, *alone):

@@ -1,4 +1,4 @@
-"""Personal layers in keyword spotting: they stay at their client, and are measured there."""
+"""Personal layers in keyword spotting: they stay at their client, and are evaluated there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TESTED = [CLIENTS[0], CLIENTS[1], CLIENTS[5], NEWCOMER]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Packed clips; the test and validation clips are of three clients and of a newcomer."""
+    """Make packed clips; the test and validation clips are of three clients and of a newcomer."""
     root = make_world(tmp_path_factory.mktemp("world"))
     counts = {CLIENTS[0]: [2, 3, 4, 1], CLIENTS[1]: [5, 0, 1, 2], CLIENTS[5]: [1, 1, 1, 1]}
     keywords.pack(root / "test", counts | {NEWCOMER: [3, 3, 3, 3]})
@@ -39,7 +39,7 @@ def world(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(world) -> Path:
-    """Three rounds, measured after each."""
+    """Run three rounds, evaluated after each."""
     path = begin(world, world / "trained", "fedavg", HEAD, "keep_updates=true")
     inside("rounds", path, "--evaluate", "test").ok()
     return path
@@ -50,7 +50,7 @@ def sampled(path: Path, number: int) -> list[str]:
 
 
 def head_of(path: Path, client: str, last: int) -> dict[str, np.ndarray]:
-    """A client's head after round `last`: of its newest training, or the initial one."""
+    """Return a client's head after round `last`: from its newest training, or the initial one."""
     for number in range(last, 0, -1):
         file = path / "clients" / client / f"round_{number:04d}" / "personal.safetensors"
         if file.exists():
@@ -69,7 +69,7 @@ def test_they_are_in_no_message(trained):
     for path in (*messages, *states):
         found = load_file(path).keys()
         assert found and not found & head
-        # Of the rest only BatchNorm's counts stay away.
+        # Of the other tensors, only BatchNorm's counts are not sent.
         assert all("num_batches" in name for name in names - head - found)
     size = sum(value.nbytes for value in load_file(states[0]).values())
     rows = [row for row in ledger(trained) if row["client"] != "-"]
@@ -77,7 +77,7 @@ def test_they_are_in_no_message(trained):
 
 
 def test_epochs_are_clips_used_over_clips_there(trained):
-    """Four steps of eight clips, or of all where a client has fewer."""
+    """Four steps of eight clips each, or of all clips where a client has fewer."""
     rows = [row for row in ledger(trained) if row["client"] != "-"]
     sizes = dict(zip(CLIENTS, SIZES, strict=True))
     for row in rows:
@@ -105,7 +105,7 @@ def test_each_stays_its_clients_own_and_is_kept_for_all_rounds(trained):
 
 
 def test_training_begins_with_ones_own(world, tmp_path):
-    """Heads of a stack that are told apart, and a rate of 0: each comes out as it went in."""
+    """With a rate of 0, each of a stack's different heads is unchanged."""
     settings = HEAD, "clients_per_round=7", "training.stack=3", "training.optim_conf.lr=0.0"
     path = begin(world, tmp_path / "exp", "fedavg", *settings)
     inside("rounds", path, "--to", "1").ok()
@@ -126,7 +126,7 @@ def test_training_begins_with_ones_own(world, tmp_path):
 def logits_by_hand(
     path: Path, data: Path, client: str, number: int, head: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the model after a round, with a client's head, says of a client's clips; the labels."""
+    """Return labels and logits for a client's clips, by a round's model with the client's head."""
     config = yaml.safe_load((path / "config.yaml").read_text())
     clips = Clips.read(data)
     network = build_network(config["model"], len(clips.classes), "here").eval()
@@ -156,7 +156,7 @@ def test_they_are_measured_by_client(world, trained):
         assert (int(row["errors"]), int(row["clips"])) == (errors, len(labels))
         assert float(row["loss"]) == pytest.approx(loss, abs=2e-6)
         assert float(row["accuracy"]) == pytest.approx(100 * (1 - errors / len(labels)), abs=1e-3)
-        # A newcomer has the initial head; with it, others' figures would be others.
+        # A newcomer has the initial head; a trained one would give other figures.
         initial, _ = logits_by_hand(trained, world / "test", client, at, NEWCOMER)
         others += F.cross_entropy(initial, labels).item() != pytest.approx(loss, abs=1e-3)
     took_part = [
@@ -167,7 +167,7 @@ def test_they_are_measured_by_client(world, trained):
 
 
 def test_rates_of_all_clips_are_of_every_clients_own_model(cli, world, trained, tmp_path):
-    """False accepts and rejects, and the accuracy in reports."""
+    """This covers false accepts and rejects, and the accuracy in reports."""
 
     def predicted(number: int) -> tuple[np.ndarray, np.ndarray]:
         found = [
@@ -263,7 +263,7 @@ def test_what_cannot_be_personal_is_refused(world, trained, cli, tmp_path):
 
     wrong = 'method_conf.personal=["head.*", "hed.*"]'
     refused("fedavg", wrong, "config.yaml: method_conf.personal: no parameter matches 'hed.*'")
-    # What begins with a name is not meant by the name.
+    # A key matches the whole name, not its beginning.
     refused("fedavg", 'method_conf.personal=["head"]', "no parameter matches 'head'")
     refused("fedavg", "method_conf.personal=head.*", "personal")
     refused("centralized", HEAD, "Centralized has no clients")

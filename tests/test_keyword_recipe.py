@@ -1,4 +1,5 @@
-"""The keyword recipe from clips to RESULTS.md, in a path with spaces; alone, killed, and again."""
+"""The keyword recipe from clips to RESULTS.md, in a path with spaces; uninterrupted, killed, and
+rerun."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def outcome(recipe: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> tuple[Path, Result]:
-    """The recipe, run to its end without a disturbance, by real commands first."""
+    """Run the recipe to its end without interruption, with real commands first."""
     recipe = make_checkout(tmp_path_factory.mktemp("alone"))
     words, environment = command(recipe, first=recipe.parents[3] / "first calls")
     return recipe, run(*words, env=environment, cwd=recipe.parents[3]).ok()
@@ -39,7 +40,7 @@ def test_ends_with_tables_and_figures(alone):
         assert picture.name in page
     assert (recipe / "exp/fake/keywords/dscnn/fedkws_ui/seed0/detection_test.tsv").exists()
     assert len(outcome(recipe)) == 6 * 4
-    # What the configuration has for tasks of 12 classes is for no other.
+    # Options that the configuration has for tasks of 12 classes apply to no other.
     for task, classes, ratio in (("keywords", 12, 3.5), ("words", 14, None)):
         path = recipe / "exp/fake" / task / "dscnn/fedkws_ui/seed0"
         assert len((path / "classes.txt").read_text().split()) == classes
@@ -48,7 +49,7 @@ def test_ends_with_tables_and_figures(alone):
 
 
 def test_every_experiment_is_of_its_own_data(alone):
-    """Trained on the training clips of its task, measured on the test clips; with noise to add."""
+    """Experiments train and are evaluated on the clips of their task, with noise."""
     recipe, _ = alone
     found = sorted((recipe / "exp/fake").glob("*/*/*/seed0/config.yaml"))
     assert len(found) == 6
@@ -92,7 +93,7 @@ def test_what_is_finished_is_not_opened_again(alone):
     assert outcome(recipe) == before
     said = [path.read_text() for path in log.glob("train.*.log")]
     assert sum("seed0: all rounds are complete" in text for text in said) == 5
-    # Other options are looked at, and refused.
+    # Other options are checked, and refused.
     tiny = recipe / "tiny.yaml"
     kept = tiny.read_text()
     tiny.write_text(kept.replace("rounds: 2", "rounds: 3"))
@@ -126,7 +127,7 @@ def test_too_few_clips_for_figure_4_are_told_before_training(alone):
 
 
 def listed(recipe: Path) -> list[list[str]]:
-    """Of each line of the list, folder, seed, sections and settings."""
+    """Return folder, seed, sections and settings of each line of the list."""
     found = []
     for line in (recipe / "exp/grid/experiments").read_text().splitlines():
         wave, folder, awaited, *words = line.split("\t")
@@ -141,12 +142,12 @@ def listed(recipe: Path) -> list[list[str]]:
 
 
 def test_the_whole_grid(alone):
-    """Every task, network, method and seed once, and the ablations of figure 3."""
+    """The list has every task, network, method and seed once, and the ablations of figure 3."""
     recipe, _ = alone
     words, environment = command(recipe)
     for tag in ("grid", "speech___commands"):
         (recipe / "dump" / tag).symlink_to("fake")
-    # A name of the corpus' folder that would break the lines of the list.
+    # A name of the corpus' folder that must not break the lines of the list.
     shown = run(words[0], "--stage", "3", "--stop_stage", "3", env=environment).ok().out
     assert "the list of 16 experiments, exp/speech___commands/experiments" in shown
     grid = ["--tag", "grid", "--stage", "3", "--stop_stage", "3", "--whole_grid", "true"]
@@ -159,7 +160,7 @@ def test_the_whole_grid(alone):
     assert sections == {
         f"{kind}.{name}" for kind in ("networks", "methods") for name in config[kind]
     }
-    # 12 keywords, of which the configuration has options for one method; all words are 14.
+    # The configuration has options of one method for 12 keywords; all words have 14.
     assert {line[4].split(".")[1] for line in lines if "/words/" in line[0]} == {"14"}
     assert {line[4].split(".")[1] for line in lines if "/keywords/" in line[0]} == {"12"}
     varied = [line for line in lines if len(line) > 5]
@@ -171,7 +172,7 @@ def test_the_whole_grid(alone):
         else:
             assert network in ("networks.dscnn", "networks.resnet") and not more and seed == "0"
             assert method == "methods.fedkws_ui" and "/keywords/" in folder
-    # Who did not choose FedKWS-UI does not get its ablations.
+    # Without FedKWS-UI there are no ablations of it.
     run(words[0], *grid, "--methods", "fedavg alt", env=environment).ok()
     lines = (recipe / "exp/grid/experiments").read_text().splitlines()
     assert len(lines) == 2 * 4 * 3 * 3
@@ -179,7 +180,7 @@ def test_the_whole_grid(alone):
     run(words[0], *grid, "--ablations", "clips", env=environment).ok()
     lines = (recipe / "exp/grid/experiments").read_text().splitlines()
     assert len(lines) == 2 * 4 * 9 * 3
-    # Whitespace around the words and ends of lines between them change nothing.
+    # Whitespace around the words and line breaks between them change nothing.
     odd = ["--seeds", " 3\n4", "--tasks", "12 ", "--networks", " dscnn", "--methods", "fedkws_ui "]
     odd += ["--whole_grid", "false", "--ablations", "true"]
     run(words[0], *grid, *odd, env=environment).ok()
@@ -190,7 +191,7 @@ def test_the_whole_grid(alone):
 
 
 def test_killed_and_rerun(alone, tmp_path):
-    """kill -9 in several stages, then the same command: the same bytes as one left alone."""
+    """Killed in several stages and rerun by the same command, it writes the same bytes."""
     recipe = make_checkout(tmp_path)
     words, environment = command(recipe, "--stop_stage", "4")
     for there in (
@@ -226,7 +227,7 @@ def test_help_and_wrong_options(alone):
     wrong(2, "--silence must be true or false, not 'no'", "--silence", "no")
     wrong(2, "--ngpu: '2' is not of the form 0|1", "--ngpu", "2")
     wrong(2, "--ablations must be one word, not 'true false'", "--ablations", "true false")
-    # Before hours of preparing a corpus:
+    # Before hours of corpus preparation:
     wrong(1, "conf/none.yaml: cannot be read", "--config", "conf/none.yaml")
     wrong(1, "conf/paper.yaml: no option 'networks.dscn'", "--networks", "resnet dscn")
     wrong(1, "conf/paper.yaml: no option 'methods.fedsgd'", "--methods", "fedavg fedsgd")

@@ -1,4 +1,4 @@
-"""Tables and pictures of keyword spotting, from files as the federation writes them."""
+"""Tables and figures of keyword spotting, from files in the federation's formats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fedtools.tasks import facts_of
 from fedtools.tasks.kws.model import tensors_of
 from fedtools.tasks.kws.stacks import ClipBatches
 
-# After `scripts`, which says where they are:
+# After `scripts`, which makes them importable:
 # isort: split
 from landscape import between, choose_clients, client_facts, landscape, train_on
 from runs import read_runs
@@ -58,14 +58,14 @@ def make_run(
     data: Path | None = None,
     **options: object,
 ) -> Path:
-    """An experiment of nine rounds, evaluated after every one; accuracy rises by 1 a round.
+    """Make an experiment of nine rounds, all of them evaluated; accuracy rises by 1 a round.
 
     Args:
         place: task/network/method.
         accuracy: after the last round.
         detection: false accepts and rejects of 20 negative and 30 positive clips.
-        evaluated: the last round that was.
-        options: of the method.
+        evaluated: the last evaluated round.
+        options: options of the method.
     """
     path = root / place / f"seed{seed}"
     task, network, method = place.split("/")
@@ -107,7 +107,7 @@ def make_run(
 
 
 def refreeze(path: Path) -> None:
-    """Sum up again what an experiment began with."""
+    """Update the checksums of an experiment's initial files."""
     names = ("config.yaml", "data.yaml", "clients.txt", "classes.txt")
     write_sums(path / "sha256sums", {name: path / name for name in names})
 
@@ -125,7 +125,7 @@ def add_round(path: Path, at: int, *, federated: bool = True) -> None:
 
 
 def close_round(path: Path, at: int) -> None:
-    """Mark a round as complete, as its ledger now is."""
+    """Mark a round as complete, with its present ledger."""
     save_state(path / f"round_{at + 1:04d}" / "global.safetensors", {})
     Experiment(path).round(at).close()
 
@@ -144,7 +144,7 @@ SMALL = {
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
-    """A recipe's folder, being the current one, with the data of two tasks."""
+    """Make a recipe's folder with the data of two tasks, and change to it."""
     monkeypatch.chdir(tmp_path)
     for task, classes in (("keywords", TWELVE), ("words", WORDS)):
         counts = [10] * 4 + [0] * (len(classes) - 4)
@@ -161,7 +161,7 @@ def report(*more: str, root: str = "exp", mini: bool = True):
 
 
 def rows_of(caption: str) -> list[list[str]]:
-    """The cells of the table below a caption of the page, without blanks and bold."""
+    """Return the cells of the table below a caption of the page, without blanks and bold."""
     page = Path("RESULTS.md").read_text()
     table = page[page.index(caption) :].split("\n\n")[1]
     lines = [line.strip("| ").replace("*", "") for line in table.splitlines()]
@@ -174,7 +174,7 @@ def row_of(caption: str, *begin: str) -> list[str]:
 
 
 def test_accuracy_is_the_mean_of_the_last_five_over_seeds(recipe):
-    # The last five of 42, ..., 50 are 48 in the mean.
+    # The mean of the last five of 42, ..., 50 is 48.
     make_run(Path("exp"), "keywords/dscnn/fedavg", 50)
     make_run(Path("exp"), "keywords/dscnn/fedavg", 53, seed=1)
     make_run(Path("exp"), "words/resnet/fedavg", 60)
@@ -208,7 +208,7 @@ def test_tables_are_of_the_configured_rounds_whatever_was_run_or_measured_beside
 
 
 def planted(random, seeds: int, gain: float) -> list[dict[str, list[int]]]:
-    """Errors of 20 speakers after five rounds, for each seed; fewer by `gain` clips on average."""
+    """Return errors of 20 speakers after five rounds, by seed; fewer by `gain` clips on average."""
     people = [(f"s{number:02d}", random.integers(5, 12)) for number in range(20)]
     return [
         {name: random.binomial(1, 0.5, 5) + base - random.binomial(2, gain / 2)
@@ -218,7 +218,7 @@ def planted(random, seeds: int, gain: float) -> list[dict[str, list[int]]]:
 
 
 def test_differences_are_of_the_same_speakers_seeds_and_evaluations(recipe):
-    """Of one seed the interval is that of a paired t-test over speakers."""
+    """With one seed, the interval is that of a paired t-test over speakers."""
     random = np.random.default_rng(4)
     errors = {}
     for method, gain in (("fedavg", 0.0), ("fedkws_ui", 1.6), ("fedprox", 0.1)):
@@ -237,7 +237,7 @@ def test_differences_are_of_the_same_speakers_seeds_and_evaluations(recipe):
         low, high = told.confidence_interval(0.95)
         _, cell = row_of(where, name)
         assert cell == f"{100 * (other - own).mean() / 20:.1f} [{low:.1f}, {high:.1f}]"
-        # Better is more accuracy.
+        # Higher accuracy is better.
         page = Path("RESULTS.md").read_text()
         assert (f"**{cell}**" in page) == (method == "fedkws_ui")
     accuracy, cell = row_of(where, "FedAvg")
@@ -281,7 +281,7 @@ def test_differences_are_of_the_seeds_that_both_have(recipe):
 
 
 def moved(path: Path) -> None:
-    """Let nine evaluations be those of rounds 3, 6, ..., 27."""
+    """Rename nine evaluations to rounds 3, 6, ..., 27."""
     rows = read_tsv(path / "evaluate_test.tsv", None)
     for row in rows:
         row["round"] = str(3 * int(row["round"]))
@@ -291,7 +291,7 @@ def moved(path: Path) -> None:
 
 
 def speakers_of(path: Path, errors: dict[str, list[int]], step: int) -> None:
-    """Counts by speaker after the last five of nine rounds so far apart, and their accuracies."""
+    """Write speaker counts after the last five of nine rounds `step` apart, and accuracies."""
     rounds = range(step * (ROUNDS - 4), step * ROUNDS + 1, step)
     rows = [
         (at, name, 20, wrong[at // step - 5]) for at in rounds for name, wrong in errors.items()
@@ -344,7 +344,7 @@ def test_clients_and_centralised_training_stand_beside_the_paper(recipe):
     make_run(Path("exp"), "keywords/dscnn/centralized", 90)
     make_run(Path("exp"), "keywords/dscnn/centralized", 92, seed=1)
     make_run(Path("exp"), "keywords/resnet/fedavg", 60)
-    # A method that adds a private head does not make the network larger than the paper's.
+    # A method's private head does not count towards the network's size.
     path = make_run(Path("exp"), "keywords/dscnn/alo", private="head") / "config.yaml"
     config = yaml.safe_load(path.read_text())
     config["model"]["network_conf"] |= {"head_share": 0.6}
@@ -391,7 +391,7 @@ def test_false_accepts_and_rejects_stand_beside_the_paper(recipe):
 
 
 def heard(path: Path, name: str, hours: float, rejects: list[float]) -> None:
-    """What an experiment's model took for words in running speech."""
+    """Write an experiment's detected words in running speech."""
     row = (ROUNDS, 40, 3, f"{hours:.3f}", *rejects)
     columns = ("round", "utterances", "left_out", "hours")
     columns += tuple(f"rejects_at_{rate}" for rate in (1, 10, 100))
@@ -403,7 +403,7 @@ def heard(path: Path, name: str, hours: float, rejects: list[float]) -> None:
 
 
 def test_false_rejects_at_given_false_accepts(recipe):
-    """At the lowest threshold that gives no more; the mean over seeds of their own thresholds."""
+    """The threshold is the lowest that gives no more; values are means over the seeds' own."""
     for seed, rejects in enumerate(([0.9, 0.4, 0.2, 0.0], [0.7, 0.3, 0.1, 0.0])):
         path = make_run(Path("exp"), "keywords/dscnn/fedavg", seed=seed)
         accepts = [0.0, 0.009, 0.04, 1.0]
@@ -479,7 +479,7 @@ def test_ablations_are_sorted_and_hold_the_method_itself_with_their_seeds(recipe
         ["FedKWS-UI, private_steps = 0", "-", "48.00 (1)"],
         ["FedKWS-UI, private_steps = 3", "-", "49.00 (1)"],
     ]
-    # Changed options have no place among the methods.
+    # Changed options are not listed among the methods.
     assert len(rows_of("accuracy (%) of federated")) == 4
 
 
@@ -498,7 +498,7 @@ def test_costs_are_those_of_the_ledgers(recipe):
     old = "2\tann\t1000\t500\t2\t0.4\t0\t0.1\tok"
     replaced(path / "round_0002" / "ledger.tsv", old, refused)
     report().ok()
-    # 17 updates are left, 8 of them of 16 clips and 9 of 8.
+    # 17 updates remain, 8 of them of 16 clips and 9 of 8.
     fedavg = ["2", "11.76", "-", "-", "10.6", "-", "1", "26.50 kB"]
     assert row_of(where, "keywords", "DSCNN", "FedAvg") == fedavg
 
@@ -523,7 +523,7 @@ def test_methods_with_a_changed_option_have_costs_of_their_own(recipe):
     report().ok()
     where = "communication and computation"
     assert row_of(where, "keywords", "DSCNN", "ALT")[:2] == ["2", "12"]
-    # Of the client with 4 clips, 4 steps.
+    # Four steps by the client with 4 clips.
     assert row_of(where, "keywords", "DSCNN", "ALT, conserve = clips")[:2] == ["3", "16"]
     where = "ablations, accuracy (%)"
     assert row_of(where, "ALT, conserve = clips") == ["53.00 (1)"]
@@ -552,7 +552,7 @@ def test_settings_tell_what_the_networks_were_trained_with(recipe):
     path = make_run(Path("exp"), "keywords/resnet/fedavg")
     replaced(path / "config.yaml", "optim: sgd", "optim: adamw")
     report("--config", "full.yaml").ok()
-    # What torch takes where nothing is said.
+    # torch's defaults.
     assert row_of("settings", "ResNet", "federated")[6] == "0.01"
     captions = re.findall(r"^(?:\*\*|## )(.*)", Path("RESULTS.md").read_text(), re.MULTILINE)
     assert all("(mini), full.yaml" in line for line in captions if "Published" not in line)
@@ -585,7 +585,7 @@ def test_what_was_begun_with_other_clips_is_not_reported(recipe):
 
 
 def test_test_clips_in_training_are_said_in_every_caption(recipe):
-    # Of ann's clips are those of the training set that have the same numbers.
+    # Ann's clips include those of the training set that have the same numbers.
     pack(Path("dump/keywords/test"), {"ann": [1] * 4, "eve": [1] * 4}, CLASSES)
     make_run(Path("exp"), "keywords/dscnn/fedavg", detection=(1, 1))
     make_run(Path("exp"), "keywords/dscnn/alt")
@@ -596,7 +596,7 @@ def test_test_clips_in_training_are_said_in_every_caption(recipe):
 
 
 def replaced(path: Path, old: str, new: str) -> None:
-    """Replace a text that is there, and sum up again what is frozen."""
+    """Replace a text that exists, and update the checksums."""
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
@@ -745,7 +745,7 @@ def test_clients_are_drawn_with_what_adaptive_local_training_says(recipe):
     # Half of the largest client's clips, and one bit of two.
     assert (cat.clips, cat.entropy, cat.utility) == (8, pytest.approx(0.5), pytest.approx(0.5))
     assert [client.ratio for client in facts] == pytest.approx([2, 0, 1])
-    # An epoch of 16, 8 and 8 clips: in batches of 4 the same work is spread otherwise.
+    # An epoch of 16, 8 and 8 clips: batches of 4 divide the same work differently.
     facts = client_facts(clips, FedKwsUi(local_steps=0), 4)
     assert [client.ratio for client in facts] == pytest.approx([8 / 5, 0, 4 / 5])
     Path("own.yaml").write_text("method_conf: {base_ratio: 9.0}\n")
@@ -753,7 +753,7 @@ def test_clients_are_drawn_with_what_adaptive_local_training_says(recipe):
         script("plot_clients.py", train, f"{name}.png", *more).ok()
         check_png(Path(f"{name}.png"))
     assert Path("a.png").read_bytes() == Path("b.png").read_bytes() != Path("c.png").read_bytes()
-    # Options for tasks of four classes, and for others.
+    # Options for tasks of four classes, and for other tasks.
     for classes, same in ((4, "c"), (5, "a")):
         path = f"{classes}.yaml"
         section = f"tasks: {{'{classes}': {{fedkws_ui: {{method_conf: {{base_ratio: 9.0}}}}}}}}\n"
@@ -775,7 +775,7 @@ def test_clients_are_drawn_with_what_adaptive_local_training_says(recipe):
 
 @pytest.fixture
 def centralized(cli, recipe) -> Path:
-    """A centralised experiment of two rounds over three clients."""
+    """Make a centralised experiment of two rounds over three clients."""
     pack(Path("train"), {"ann": [6] * 4, "bob": [20, 1, 0, 0], "cat": [1, 1, 1, 1]})
     pack(Path("test"), {"eve": [6] * 4})
     training = {"optim": "sgd", "optim_conf": {"lr": 0.1, "momentum": 0.9}, "batch_size": 8}
@@ -805,12 +805,12 @@ def test_a_landscape_has_the_models_at_its_corners(cli, centralized):
         corners = (zero, zero, "theta_0"), (one, zero, at_one), (zero, one, "theta_2")
         for g1, g2, name in corners:
             assert grid[panel, g1, g2] == pytest.approx(float(models[name]), abs=0.01)
-    # Where gamma_1 is 0, it does not matter who trained theta_1.
+    # If gamma_1 is 0, the client that trained theta_1 does not matter.
     for (panel, g1, g2), accuracy in grid.items():
         if (panel, g1) == ("overfitted", zero):
             assert grid["alo", g1, g2] == accuracy
     check_png(Path("a.png"))
-    # The private model of a landscape is a whole one, also where another method's is a head.
+    # A landscape's private model is a whole one, even if another method's is a head.
     Path("head.yaml").write_text("method_conf: {private: head}\n")
     for name, more in (("b", []), ("c", ["--config", "head.yaml"])):
         script("landscape.py", centralized, f"{name}.png", "--points", 2, "--epochs", 4, *more).ok()
@@ -851,7 +851,7 @@ def test_alo_works_against_the_very_model_of_the_landscape(tmp_path, centralized
 
 
 def test_both_panels_of_a_landscape_are_of_the_right_client_and_model(tmp_path, centralized):
-    """A corner is the accuracy of a model trained here, by the loss of its panel, on its clips."""
+    """A corner is the accuracy of a model trained here, by its panel's loss, on these clips."""
     federation = Federation(centralized)
     options = argparse.Namespace(
         min_clips=20, epochs=4, points=13, split="test", clips=1000, experiment=centralized
@@ -860,7 +860,7 @@ def test_both_panels_of_a_landscape_are_of_the_right_client_and_model(tmp_path, 
     assert (found.inferior.name, found.qualified.name) == ("bob", "ann")
     data = federation.task.clips.features("train").clips
     starts, steps = load_state(centralized / "round_0003/global.safetensors"), {}
-    # Bob has 21 clips and Ann 24, in batches of eight: four epochs are so many steps.
+    # Bob has 21 clips and Ann 24, in batches of eight: four epochs take this many steps.
     trained = {}
     for name, against in (("bob", None), ("ann", None), ("bob", "bob")):
         steps[name] = math.ceil(4 * {"bob": 21, "ann": 24}[name] / 8)
@@ -907,7 +907,7 @@ def test_both_panels_of_a_landscape_are_of_the_right_client_and_model(tmp_path, 
 
 
 def probabilities(federation: Federation, state: dict, mfcc: torch.Tensor) -> torch.Tensor:
-    """What a whole private model predicts as it does in testing."""
+    """Return a whole private model's predictions in evaluation mode."""
     network = copy.deepcopy(federation.task.models.build())
     load_model(tensors_of(network), state)
     return network.eval()(mfcc)[0].softmax(-1)

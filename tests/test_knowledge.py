@@ -1,4 +1,4 @@
-"""Attackers who know a defence, or do not: by hand, and on planted defences."""
+"""Attackers with and without knowledge of a defence: by hand, and on planted defences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedtools.files.tables import read_tsv
 PEOPLE = speakers(12)
 CLIENTS = [f"{one}-a{number}" for one in PEOPLE for number in (1, 2)]
 FEW = ("--resamples", "20", "--others", "0")
-# Which version is enrolled, tested and learnt from: 0 undefended, 1 defended.
+# The versions used for enrolment, test and training: 0 undefended, 1 defended.
 VERSIONS = {IGNORANT: (0, 1, 0), LAZY: (1, 1, 0), SEMI: (1, 1, 1)}
 Rates = dict[tuple[str, str], float]
 
@@ -42,7 +42,7 @@ def world(tmp_path_factory) -> Path:
 
 
 def planted(common: float) -> Callable[[str, State], State]:
-    """Changes with a direction of the speaker, noise, and so many times as much of all models."""
+    """Make changes of a speaker's direction, noise, and `common` times a common direction."""
     shared, noise = np.random.default_rng(1), np.random.default_rng(9)
     everybody: State = {}
 
@@ -61,10 +61,10 @@ def planted(common: float) -> Callable[[str, State], State]:
 
 
 def rates(out: Path, defence: str) -> Rates:
-    """Equal error rates by attacker and part; of all the defence is told."""
+    """Return equal error rates by attacker and part; every row names the defence."""
     rows = read_tsv(out / "weights.tsv", COLUMNS)
     assert {row["defence"] for row in rows} == {defence}
-    # Of few target trials there is an interval: twelve are few.
+    # With few target trials, such as twelve, there is an interval.
     return {
         (row["attacker"], row["layer"]): (float(row["low"]) + float(row["high"])) / 2
         for row in rows
@@ -87,7 +87,7 @@ def scores_of(path: Path) -> dict[tuple[str, str], float]:
 
 @pytest.mark.parametrize("attacker", ATTACKERS)
 def test_versions_by_hand(attacker):
-    """Each pair both ways round, from the mean of the version that is learnt from."""
+    """Each pair is scored both ways round, from the mean of the training version."""
     people = [f"p{number // 2}" for number in range(12)]
     versions = np.random.default_rng(0).normal(size=(2, 12, 9))
     rows = versions.reshape(24, 9)
@@ -112,19 +112,19 @@ def test_versions_by_hand(attacker):
 
 
 def test_a_common_change_that_is_clipped_is_undone_by_who_knows_it(world, tmp_path):
-    """What all have in common is a hundredth of what undefended models tell an attacker."""
+    """The common change is a hundred times larger than the differences between models."""
     path = shutil.copytree(world / "exp", tmp_path / "exp")
     plant(path, planted(common=100))
     found = attacked(path, tmp_path / "out", "clip=0.01")
     inside("attack", "weights", path, tmp_path / "plain", *FEW).ok()
     plain = rates(tmp_path / "plain", "none")
     for part in ("encoder.layers.0", "all"):
-        # Of no error the interval is that of twelve trials.
+        # Without errors, the interval is that of twelve trials.
         none = 100 * (1 - 0.025 ** (1 / len(PEOPLE))) / 2
         assert found[SEMI, part] == pytest.approx(none, abs=0.5) == plain["-", part]
-        # What is enrolled moves with what is tested: they are near where their speaker is one.
+        # Enrolled and tested models move together, and are near each other for one speaker.
         assert found[IGNORANT, part] > 30 and found[LAZY, part] < 20
-    # The regression of who has learnt from undefended models is taken in, too.
+    # The regression of an attacker trained on undefended models is misled, too.
     assert found[SEMI, "together"] < 20 < found[IGNORANT, "together"]
 
 
@@ -168,7 +168,7 @@ def test_no_update_is_on_both_sides_of_a_trial(world, tmp_path):
             if (row["attacker"], row["layer"]) == (attacker, "all")
         )
         assert int(row["targets"]) + int(row["others"]) == len(expected)
-        # Of whom a pair is missing is not asked who is nearest.
+        # Speakers without a pair are not in the nearest-model test.
         assert row["linked%"] == "-"
 
 
@@ -182,7 +182,7 @@ def prints(rows: np.ndarray, defence: str, groups: dict[str, list[str]] | None =
 
 
 def told(rows: list, *about: str) -> dict[str, float]:
-    """The middle of the intervals of some scores, by attacker."""
+    """Return the middle of the intervals of some scores, by attacker."""
     return {
         row["attacker"]: (float(row["low"]) + float(row["high"])) / 2
         for row in rows
@@ -191,7 +191,7 @@ def told(rows: list, *about: str) -> dict[str, float]:
 
 
 def test_a1_of_footprints_that_a_defence_moves_together(tmp_path):
-    """A defence that adds the same to all, which is more than they differ by."""
+    """The defence adds the same to all models, which is more than they differ by."""
     random = np.random.default_rng(0)
     own = np.repeat(random.normal(size=(len(PEOPLE), 60)), 2, 0)
     plain = own + 0.2 * random.normal(size=own.shape)
@@ -205,7 +205,7 @@ def test_a1_of_footprints_that_a_defence_moves_together(tmp_path):
     assert cohort[SEMI] < 14 and cohort[IGNORANT] > 30 and cohort[LAZY] > 14
     for score in ("both", "both, unit"):
         found = told(rows, score, "easy")
-        # Nothing is learnt; those who enrol defended models lose nothing by what all have.
+        # Without training, attackers who enrol defended models lose nothing by a common shift.
         assert found.keys() == {IGNORANT, LAZY}
         assert found[IGNORANT] > 30 and found[LAZY] < 14
     assert (tmp_path / "a1-cohort.h1.semi-informed.easy").exists()
@@ -214,7 +214,7 @@ def test_a1_of_footprints_that_a_defence_moves_together(tmp_path):
     a1.attack(prints(moved, "mean=2", groups), models, tmp_path, options, **chosen)
     missing = scores_of(tmp_path / "a1.h1.lazy-informed.easy").keys()
     assert (CLIENTS[0], CLIENTS[5]) not in missing and len(missing) == 24 * 23 // 2 - 1
-    # The ignorant one has enrolled the first, which the sixth does not hold.
+    # The ignorant one has enrolled the first, which the sixth does not include.
     assert len(scores_of(tmp_path / "a1.h1.ignorant.easy")) == 24 * 23 // 2
 
 
@@ -236,7 +236,7 @@ def test_footprints_without_the_defence_must_be_of_the_same_models(tmp_path):
     other = Prints(plain.models, plain.speakers, plain.layers, {"defence": "", "part": "affine"})
     with pytest.raises(UserError, match="the part of the layers differs"):
         undefended(behind, [other], where)
-    # In another order, they are those of the models.
+    # In another order, they follow the models.
     turned = Prints(
         CLIENTS[::-1], plain.speakers[::-1], {"h1": plain.layers["h1"][::-1]}, plain.origin
     )
@@ -248,7 +248,7 @@ def test_footprints_without_the_defence_must_be_of_the_same_models(tmp_path):
 
 
 def test_a_classifier_of_undefended_models_does_not_tell_defended_ones(tmp_path):
-    """Before a defence the sex shows in the first value, behind it in the second alone."""
+    """Undefended, the sex shows in the first value; defended, only in the second."""
     random = np.random.default_rng(0)
     people = [f"s{index:03d}" for index in range(120)]
     names = [f"{one}-m{number}" for one in people for number in (1, 2)]
@@ -269,7 +269,7 @@ def test_a_classifier_of_undefended_models_does_not_tell_defended_ones(tmp_path)
     assert area[SEMI] > 90 and abs(area[IGNORANT] - 50) < 20
     written = read_tsv(tmp_path / "attributes.tsv", attributes.COLUMNS)
     assert [row["attacker"] for row in written] == [IGNORANT, SEMI]
-    # What shows in the same value is told by both.
+    # An attribute in the same value is found by both.
     same = Prints(names, owner.values(), {"h1": found[""].layers["h1"] * 2}, {"defence": "x"})
     rows = attributes.attack(
         same, owner, {"sex": sex}, tmp_path, undefended=found[""], permutations=0
@@ -278,7 +278,7 @@ def test_a_classifier_of_undefended_models_does_not_tell_defended_ones(tmp_path)
 
 
 def test_what_was_sent_is_what_is_attacked_without_a_defence(world, tmp_path):
-    """With none there is one attacker, of whom nothing is told."""
+    """Without a defence there is one attacker, listed as "-"."""
     for number, more in enumerate(((), ("--defence", "none"))):
         inside("attack", "weights", world / "exp", tmp_path / str(number), *FEW, *more).ok()
     tables = [(tmp_path / str(number) / "weights.tsv").read_bytes() for number in range(2)]

@@ -67,7 +67,7 @@ def test_without_learning_it_is_plain_rescoring(world, tmp_path):
 
 
 def test_each_group_is_rescored_by_the_model_before_it(world, tuned, tmp_path):
-    """The model of a round, put where `fedtools rescore` finds it, says what clients make of it."""
+    """`fedtools rescore` by a round's model gives the clients' hypotheses."""
     found, said = best_text(tuned), set()
     stream = open_stream(world / "stream")
     for number in range(T + 1):
@@ -89,7 +89,7 @@ def test_each_group_is_rescored_by_the_model_before_it(world, tuned, tmp_path):
 
 
 def test_clients_learn_what_was_heard_and_not_what_was_said(world, tuned, tmp_path):
-    """Without transcripts the models are the same; a round trains on that round's utterances."""
+    """Models are the same without transcripts; a round trains on that round's utterances."""
     other = tmp_path / "world"
     shutil.copytree(world, other)
     (other / "stream" / "text").unlink()
@@ -112,7 +112,7 @@ def test_clients_learn_what_was_heard_and_not_what_was_said(world, tuned, tmp_pa
 
 
 def test_methods_with_a_term_in_the_loss(world, tmp_path):
-    """FedProx holds the server's model back; FedMMD of weight 0 is FedAvg, and otherwise not."""
+    """FedProx restrains changes of the server's model; FedMMD equals FedAvg only with weight 0."""
     epochs = "local_epochs: 3"
 
     def moved(method: str, conf: str) -> float:
@@ -135,7 +135,7 @@ def test_methods_with_a_term_in_the_loss(world, tmp_path):
 
 
 def test_a_round_in_which_a_client_says_nothing_leaves_its_model_alone(world, tmp_path):
-    """With more groups than utterances; where nobody speaks, all send what they were sent."""
+    """There are more groups than utterances; silent clients send back the model they got."""
     rounds = 14
     path = begin(world, tmp_path / "exp", "--set", f"rounds={rounds}")
     stream = open_stream(world / "stream")
@@ -177,7 +177,7 @@ def test_mistakes_are_told(world, tuned, tmp_path, cli):
 
 
 def test_lists_without_scores_of_a_language_model_are_warned_of(world, tmp_path):
-    """As ESPnet's are: of `nnlm: 0.5` the half of lm_weight is lost."""
+    """ESPnet's lists have none: with `nnlm: 0.5`, half of lm_weight is lost."""
     shutil.copytree(world / "made", tmp_path / "made")
     path = tmp_path / "made" / "nbest.tsv"
     path.write_text(path.read_text().replace("\t-2\t", "\t0\t"))

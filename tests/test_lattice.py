@@ -1,4 +1,4 @@
-"""Models that are trained by lattice-free MMI: through the commands, on simulated speech."""
+"""Models trained by lattice-free MMI, through the commands, on simulated speech."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def trained(world) -> Path:
 
 
 def losses_of(path: Path) -> dict[tuple[str, str], float]:
-    """Round and client -> loss of valid."""
+    """Return (round, client) -> validation loss."""
     lines = (path / "evaluate_valid.tsv").read_text().splitlines()
     rows = [line.split("\t") for line in lines[1:]]
     return {(number, client): float(loss) for number, client, _, loss, *_ in rows}
 
 
 def test_a_model_is_adapted(world, trained, tmp_path):
-    """By adapters of its convolutions, which begin as if there were none."""
+    """Adapters of its convolutions do not change the initial outputs."""
     base, path = tmp_path / "base.safetensors", tmp_path / "e"
     save_file(load_file(trained / "init.safetensors")
               | load_file(trained / "round_0021/global.safetensors"), base)  # fmt: skip
@@ -92,7 +92,7 @@ def test_a_model_learns_to_transcribe(trained):
         ]
         for name in ("loss", "wer")
     }
-    # Two equal letters without a space between them cannot be told from one long one.
+    # Two equal letters without a space between them cannot be distinguished from one long one.
     assert found["wer"][0] > 95 and min(found["wer"]) < 60
     assert 0 < min(found["loss"]) < found["loss"][0] / 2
 
@@ -113,7 +113,7 @@ def test_decoding_of_its_posteriors(world, trained, tmp_path):
 
 
 def test_posteriors_are_those_of_tokens(world, trained):
-    """Of each frame they sum to 1; the best tokens of frames are mostly the transcript."""
+    """They sum to 1 in each frame; the best tokens mostly spell the transcript."""
     tokenizer = Tokenizer.load(world / "tokens")
     tokens = len(tokenizer)
     lattice = Lattice(load_denominator(world / "den" / "denominator.safetensors", tokens), tokens)

@@ -1,4 +1,4 @@
-"""The ledger: each round's rows in its own folder, whole or not there; their sum is read."""
+"""The ledger: each round's rows are in its own folder, all or none; reading concatenates them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ clients: 3
 
 
 def make(path: Path) -> Experiment:
-    """An experiment that has begun."""
+    """Make an experiment that has begun."""
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(CONFIG)
     write_clients(path / "clients.txt", ["c0", "c1", "c2"])
@@ -51,7 +51,7 @@ def rows(round: int, clients: int = 3, seconds: float = 1.5) -> list[LedgerRow]:
 
 
 def close(experiment: Experiment, number: int, content) -> None:
-    """Write a round's ledger, of rows or as text, and complete the round."""
+    """Write a round's ledger, from rows or text, and complete the round."""
     folder = experiment.round(number).path
     folder.mkdir(exist_ok=True)
     if isinstance(content, str):
@@ -84,13 +84,13 @@ def test_rounds_come_back_and_any_tool_reads_them(experiment):
 @settings(max_examples=40, deadline=None)
 @given(order=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.booleans()), max_size=12))
 def test_a_rerun_replaces_its_round(tmp_path_factory, order):
-    """Rows count once their round is complete, and all before it; only those written last."""
+    """Rows count once their round and all earlier ones are complete, and only the newest rows."""
     experiment = make(tmp_path_factory.mktemp("ledger") / "exp")
     complete: dict[int, list[LedgerRow]] = {}
     for time, (number, clients, closes) in enumerate(order):
         if number > 1 and number - 1 not in complete:
             continue
-        # A round that is done again is opened first, with those after it.
+        # A repeated round is opened first, with those after it.
         for later in range(number, 6):
             complete.pop(later, None)
             experiment.round(later).done.unlink(missing_ok=True)
@@ -117,7 +117,7 @@ def test_many_rows(experiment):
 
 
 def test_a_kill_while_it_is_written_leaves_the_round_open(experiment, monkeypatch):
-    """What is there is the old file or the new one, and neither counts before the round does."""
+    """The file is the old or the new one, and counts only once the round is complete."""
     close(experiment, 1, rows(1))
 
     class Killed(BaseException):
@@ -152,7 +152,7 @@ def test_a_kill_while_it_is_written_leaves_the_round_open(experiment, monkeypatc
 
 
 def test_no_change_of_a_complete_round_goes_unnoticed(experiment):
-    """A byte flipped, a line removed, commented out, doubled; the file cut off, or gone."""
+    """A byte is flipped, a line removed, commented out or doubled, the file cut off or missing."""
     for number in (1, 2, 3):
         close(experiment, number, rows(number))
     path = experiment.round(2).ledger
@@ -189,7 +189,7 @@ def test_no_change_of_a_complete_round_goes_unnoticed(experiment):
 
 
 def test_a_folder_that_is_gone_is_not_passed_over(experiment):
-    """The rounds after it are not complete any more, and their rows are not summed."""
+    """The rounds after it are no longer complete, and their rows are not read."""
     for number in (1, 2, 3):
         close(experiment, number, rows(number))
     shutil.rmtree(experiment.round(2).path)
@@ -223,7 +223,7 @@ GOOD = "1\ta\t400\t404\t7\t2\t0\t1.500\tok\n"
     ],
 )
 def test_what_is_no_ledger(experiment, content, line):
-    """Also one that whoever changed it gave the right sum."""
+    """An invalid ledger with a matching checksum is refused, too."""
     close(experiment, 1, content)
     with pytest.raises(UserError, match=rf"ledger.tsv:{line}: "):
         list(read_ledger(experiment))

@@ -1,4 +1,4 @@
-"""Linkability and singling out against brute force, and what the attacks' tables say of them."""
+"""Linkability and singling out against brute force, and their values in the attacks' tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def by_hand(scores: np.ndarray, speakers: list[str]) -> tuple[float, float]:
     for item in later:
         column = {name: scores[one, item] for name, one in first.items()}
         best = [name for name, score in column.items() if score == max(column.values())]
-        # Who scores highest alike is drawn from.
+        # Ties for the highest score are resolved at random.
         linked.append((speakers[item] in best) / len(best))
     singled = []
     for name in second:
@@ -40,7 +40,7 @@ def by_hand(scores: np.ndarray, speakers: list[str]) -> tuple[float, float]:
     few=st.booleans(),
 )
 def test_by_hand(counts, seed, few):
-    """Also with ties, and in any order of items."""
+    """Values by hand agree with ties, and for any order of items."""
     random = np.random.default_rng(seed)
     speakers = [f"s{number}" for number, count in enumerate(counts) for _ in range(count)]
     random.shuffle(speakers)
@@ -52,7 +52,7 @@ def test_by_hand(counts, seed, few):
 
 
 def test_chance():
-    """Scores that tell nothing link one in N, and single out N (N - 1) / (2 N - 1) / (2 N - 2)."""
+    """Uninformative scores link one in N, and single out N (N - 1) / (2 N - 1) / (2 N - 2)."""
     random = np.random.default_rng(0)
     speakers = [f"s{number}" for number in range(25) for _ in range(2)]
     found = [risk(random.normal(size=(50, 50)), speakers) for _ in range(200)]
@@ -62,7 +62,7 @@ def test_chance():
 
 @pytest.mark.parametrize("value", [0.0, -np.inf])
 def test_scores_that_are_all_alike_are_chance(value):
-    """Models that did not move, or that are not sent, link nobody."""
+    """Models that did not change, or that are not sent, link no speaker."""
     speakers = [f"s{number}" for number in range(10) for _ in range(2)]
     found = risk(np.full((20, 20), value), speakers)
     assert found.linked == pytest.approx(1 / 10)
@@ -87,7 +87,7 @@ def test_who_moves_like_nobody_else_is_found():
     same = np.equal.outer(speakers, speakers).astype(float)
     same += 0.01 * np.random.default_rng(1).normal(size=same.shape)
     assert risk(same, speakers).linked == 1.0
-    # Models that did not move are infinitely far from all.
+    # Models that did not change are infinitely far from all others.
     assert risk(np.where(same > 0.5, 1.0, -np.inf), speakers) == (1.0, 1.0, 3)
 
 

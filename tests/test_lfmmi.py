@@ -1,4 +1,4 @@
-"""Lattice-free MMI: sums, posteriors and best paths against counting all paths one by one."""
+"""Lattice-free MMI: sums, posteriors and best paths against enumeration of all paths."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def random_scores(seed: int, *shape: int, scale: float = 1.0) -> torch.Tensor:
 
 
 def random_graph(seed: int, pdfs: int = 4, epsilons: bool = True) -> Graph:
-    """Any arcs, parallel ones and dead ends among them."""
+    """Make arbitrary arcs, including parallel ones and dead ends."""
     random = np.random.default_rng(seed)
     first, more = random.integers(1, 4), random.integers(0, 3) if epsilons else 0
     emitting, epsilon = random.integers(1, 8), random.integers(more, 2 * more + 1)
@@ -75,7 +75,7 @@ def random_graph(seed: int, pdfs: int = 4, epsilons: bool = True) -> Graph:
 
 
 def all_paths(graph: Graph, frames: int) -> list[tuple[tuple[int, ...], float]]:
-    """The pdfs and the weight of each path of so many frames, one arc after the other."""
+    """Return the pdfs and weight of each path of `frames` frames, arc by arc."""
     arcs = list(zip(graph.source, graph.target, graph.pdf, graph.weight, strict=True))
     found = []
 
@@ -94,7 +94,7 @@ def all_paths(graph: Graph, frames: int) -> list[tuple[tuple[int, ...], float]]:
 
 
 def counted(paths, scores: np.ndarray) -> tuple[float, np.ndarray]:
-    """The logarithm of the sum over paths, and the probability of each pdf at each frame."""
+    """Return the log of the sum over paths, and the probability of each pdf at each frame."""
     posterior = np.zeros_like(scores)
     if not paths:
         return -math.inf, posterior
@@ -107,7 +107,7 @@ def counted(paths, scores: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def naive_total(graph: Graph, scores: torch.Tensor) -> torch.Tensor:
-    """The recursion as it is written in books, state by state, for autograd."""
+    """Compute the textbook recursion state by state, for autograd."""
     never = scores.new_tensor(-torch.inf)
     arcs = list(zip(graph.source, graph.target, graph.pdf, graph.weight, strict=True))
 
@@ -253,7 +253,7 @@ def test_probabilities_of_an_ngram_sum_to_one(lines, order, most):
 
 
 def test_ngram_by_hand():
-    """Witten-Bell: "a" twice after the start, once at the end, and the end once after "a b"."""
+    """By Witten-Bell: "a" twice after the start, once at the end, and the end once after "a b"."""
     ngram = estimate([[1, 2], [1]], 3, order=2)
     nothing = {1: 2 / 8 + 1 / 8, 2: 1 / 8 + 1 / 8, END: 2 / 8 + 1 / 8}
     for unit, count in ((1, 0), (2, 1), (END, 1)):
@@ -284,14 +284,14 @@ def test_the_denominator_is_a_distribution(order, most, silence):
 @pytest.mark.parametrize("silence", [0.0, 0.3])
 @pytest.mark.parametrize("line", [*LINES, [5, SPACE, 4]])
 def test_a_transcript_has_its_probability_by_the_ngram(line, silence):
-    """With bigrams nothing is forgotten by backing off, nor by pausing."""
+    """With bigrams, neither backing off nor a pause loses the context."""
     ngram = estimate(LINES, UNITS, 2)
     packed = pack(numerator(denominator(ngram, {SPACE}, silence), line))
     frames = 100
     nothing = torch.zeros(1, frames, 2 * UNITS).expand(frames + 1, -1, -1)
     total = log_totals(nothing, torch.arange(frames + 1), packed).exp().sum().item()
     pairs = itertools.pairwise([START, *line, END])
-    # A pause is followed by something that may follow pauses, whatever came before.
+    # A pause is followed by what may follow pauses, independently of earlier words.
     wanted = math.prod(ngram.probability({after}, (before,)) for before, after in pairs)
     assert total == pytest.approx(wanted, rel=1e-6)
 
@@ -357,7 +357,7 @@ def test_a_numerator_has_the_denominators_paths_of_its_transcript(seed, order, l
 @given(seeds, st.sampled_from([2, 3, 4]), st.sampled_from([0.1, 1.0, 100.0]))
 def test_a_numerator_is_never_more_than_the_denominator(seed, order, scale):
     graph = made(order)
-    # Also of what was never seen.
+    # This includes unseen words.
     lines = [*LINES, [5, 5, SPACE, 4, 2]]
     scores = random_scores(seed, len(lines), 10, 2 * UNITS, scale=scale)
     lengths = torch.randint(6, 11, (len(lines),), generator=torch.Generator().manual_seed(seed))
@@ -375,7 +375,7 @@ def test_an_utterance_that_is_too_short_has_no_loss():
     losses.sum().backward()
     assert usable.tolist() == [False, True, True, False]
     assert losses[0] == 0 and losses[1] > 0 and losses[3] == 0
-    # Nothing was said, and nothing else can be said, in no frames at all.
+    # An empty transcript in no frames is the only possibility.
     assert losses[2].item() == pytest.approx(0, abs=1e-12)
     assert (scores.grad[0] == 0).all() and scores.grad[1].abs().sum() > 0
     alone = scores[1:2].detach()

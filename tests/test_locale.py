@@ -16,7 +16,7 @@ SCRIPTS = sorted(
     for path in (ROOT / top).rglob("*")
     if path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env bash")
 )
-# What a script says with it, under any locale.
+# A script's output with it, in any locale.
 PROBE = r"""
 id=none
 . "$1/utils/parse_options.sh"
@@ -30,14 +30,14 @@ grep -cE '^[a-z]$' <<<i
 
 @pytest.fixture(scope="module")
 def turkish(tmp_path_factory) -> dict[str, str]:
-    """An environment in Turkish, whose locale is made in a folder of its own."""
+    """Return an environment in Turkish, whose locale is built in a folder of its own."""
     folder, sources = tmp_path_factory.mktemp("locales"), Path("/usr/share/i18n/locales/tr_TR")
     if not shutil.which("localedef") or not sources.exists():
         pytest.skip(f"NOT TESTED under tr_TR: no localedef or no {sources} (apt install locales)")
     made = ["localedef", "-i", "tr_TR", "-f", "UTF-8", folder / "tr_TR.UTF-8"]
     subprocess.run(made, check=True, capture_output=True)
     environment = {"LOCPATH": str(folder), "LC_ALL": "tr_TR.UTF-8"}
-    # Otherwise nothing below could fail.
+    # Otherwise no test below could fail.
     missing = run("bash", "-c", "[[ i =~ ^[a-z]$ ]]; printf '%d %.1f' $? 1,5", env=environment)
     assert missing.out == "1 1,5"
     return environment

@@ -1,4 +1,4 @@
-"""Distributions of words: `</s>` is none, factors by hand, and Z."""
+"""Distributions of words: without `</s>`, factors by hand, and Z."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_factors(scale, normalise):
     ]
     z = sum(u * factor for u, factor in zip(U[1:], factors, strict=True)) if normalise else 1.0
     assert found[1:] == pytest.approx([math.log(factor / z) for factor in factors])
-    # What is left is a distribution of words, and the end of a sentence is as likely as before.
+    # The rest is a distribution of words, and sentences end with the same probability as before.
     assert found[0] == 0
     if normalise:
         assert sum(u * math.exp(one) for u, one in zip(U, found, strict=True)) == pytest.approx(1)
@@ -44,7 +44,7 @@ def test_factors(scale, normalise):
 
 @pytest.mark.parametrize("normalise", [False, True])
 def test_who_talks_like_the_background_changes_nothing(normalise):
-    """No word gains by `</s>`, which the background text has and counts of words have not."""
+    """No word gains from `</s>`, which the background text has and counts of words lack."""
     background = background_of(COUNTS)
     method = FMP(alpha=0.5, beta=0.5, scale=2.0, smoothing=0.1, normalise=normalise)
     said = method.smoothed(np.array([0, 5, 40, 10, 25.0]), background)
@@ -54,7 +54,7 @@ def test_who_talks_like_the_background_changes_nothing(normalise):
 
 @pytest.mark.parametrize("mechanism", ["laplace", "paper"])
 def test_noise_on_the_end_of_sentences_is_left_out(tmp_path, mechanism):
-    """What was released is a distribution of words, positive for each (not the paper's)."""
+    """The release is a distribution of words, all positive (unlike the paper's)."""
     rescored = open_stream(make_stream(tmp_path / "stream")).rescored
     lists, paper = Lists(rescored, Weights()), mechanism == "paper"
     assert lists.background[0] == 0 and (lists.background[1:] > 0).all()

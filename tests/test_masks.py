@@ -1,4 +1,4 @@
-"""SpecAugment on features: how much of the speech is masked."""
+"""SpecAugment on features: the masked share of the speech."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from espnet2.asr.specaug.specaug import SpecAug
 
 from fedtools.models.masks import scaled
 
-# Of audio, bins; of features, frames to a frame of features and values.
+# For audio, bins; for features, audio frames per feature frame, and values.
 BINS, STEP, VALUES = 80, 4, 256
 
 
 def masked(specaug: SpecAug, frames: int, values: int, seed: int) -> tuple[float, float]:
-    """Shares of the frames and of the values that one mask has covered."""
+    """Return the shares of the frames and of the values covered by one mask."""
     torch.manual_seed(seed)
     with torch.no_grad():
         seen, _ = specaug(torch.ones(1, frames, values), torch.tensor([frames]))
@@ -23,7 +23,7 @@ def masked(specaug: SpecAug, frames: int, values: int, seed: int) -> tuple[float
 
 @pytest.mark.parametrize("kind", ["freq", "time", "ratio"])
 def test_masks_cover_as_much_speech_as_of_audio(kind):
-    """The mean and the most that many draws cover, of audio and of features of the same speech."""
+    """Mean and maximum masked shares agree for audio and features of the same speech."""
     options = {"apply_time_warp": False, "apply_freq_mask": False, "apply_time_mask": False}
     options |= {
         "freq": {"apply_freq_mask": True, "freq_mask_width_range": (0, 28), "num_freq_mask": 1},
@@ -40,7 +40,7 @@ def test_masks_cover_as_much_speech_as_of_audio(kind):
     assert max(of_features) == pytest.approx(max(of_audio), abs=0.02)
     means = [sum(some) / len(some) for some in (of_audio, of_features)]
     assert means[1] == pytest.approx(means[0], rel=0.1)
-    # What it was made from is as before.
+    # The input is unchanged.
     assert max(masked(audio, 1000, BINS, seed)[side] for seed in range(600)) == max(of_audio)
 
 

@@ -1,4 +1,4 @@
-"""Membership attacks: on clients that learn their data by heart, and on updates that are noise."""
+"""Membership attacks on clients that memorise their data, and on updates that are noise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedtools.models.asr import build_model
 PEOPLE = ("ann", "bob", "cat")
 PARTS = 3
 CLIENTS = [f"{speaker}-m{number}" for speaker in PEOPLE for number in range(PARTS)]
-# What there is of a round that has references, kin and shadow models.
+# The rows of a round with references, kin and shadow models.
 ATTACKS = {
     *(("threshold", score, "-") for score in ("loss", "gradient")),
     *(("RMIA", "loss", references) for references in ("round", "speaker")),
@@ -43,13 +43,13 @@ ATTACKS = {
     ),
 }
 ONLINE = {("LiRA online", score, "speaker") for score in ("loss", "gradient")}
-# Four deviations of the area of nine times four members and four others.
+# Four standard deviations of the area of nine times four members and four non-members.
 NEAR = 100 * 4 * np.sqrt(9 / (12 * 16 * 9))
 Rows = dict[tuple[str, str, str, str], dict[str, str]]
 
 
 def people(path: Path, utterances: int, seed: int = 0) -> Path:
-    """Data of speakers who are alike at each of their clients, dealt out one after the other."""
+    """Make data of speakers who are alike at each of their clients, dealt in turn."""
     data = DataDir.read(simulated.data_dir(path, list(PEOPLE), utterances, seed))
     for number, name in enumerate(data.utt2spk):
         data.utt2spk[name] = name[:3]
@@ -82,13 +82,13 @@ def root(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def voices(root) -> Path:
-    """Each client goes through its four utterances forty times."""
+    """Train each client on its four utterances forty times."""
     return begin(root, root / "voices", 40)
 
 
 @pytest.fixture(scope="module")
 def learnt(root, tmp_path_factory) -> Path:
-    """The same with letters that nobody said, which can only be learnt by heart."""
+    """Train on letters that were not said, which can only be memorised."""
     folder = tmp_path_factory.mktemp("learnt")
     for name in ("train", "tokens", "c.yaml"):
         (shutil.copy if name.endswith("yaml") else shutil.copytree)(root / name, folder / name)
@@ -97,7 +97,7 @@ def learnt(root, tmp_path_factory) -> Path:
 
 
 def lie(path: Path) -> None:
-    """Other letters in place of those that were said; as many, since there is time for so many."""
+    """Replace the letters that were said by others, equally many, so that they fit."""
     data, random = DataDir.read(path), np.random.default_rng(5)
     for name, text in data.text.items():
         letters = random.choice(list(simulated.LETTERS), len(text))
@@ -108,7 +108,7 @@ def lie(path: Path) -> None:
 
 
 def attacked(path: Path, out: Path, *more: str) -> Rows:
-    """The rows without a defence."""
+    """Return the rows without a defence."""
     inside("attack", "membership", path, out, "--round", "1", *more).ok()
     return known(read_tsv(out / "membership.tsv", COLUMNS), "none", "-")
 
@@ -126,7 +126,7 @@ def area(rows: Rows, kind: str, *key: str) -> float:
     return float(rows[(kind, *key)]["AUC%"])
 
 
-# One that does nothing, one that leaves all models near the global one, one that drowns them.
+# One without effect, one that keeps all models near the global one, one that drowns them.
 DEFENCES = "clip=1000", "clip=0.02", "noise=1000"
 
 
@@ -150,7 +150,7 @@ def test_what_was_learnt_by_heart_is_found(rows):
         if kind == SAME:
             counts = row["clients"], row["speakers"], row["members"], row["others"]
             assert counts == ("9", "3", "36", "36")
-        # Of three speakers there is no interval, and of 36 others no rate.
+        # With three speakers there is no interval, and with 36 non-members no rate.
         assert (row["low"], row["TPR@0.1%"], row["TPR@1%"], row["TPR@10%"]) == ("-",) * 4
     for key in (*ATTACKS, *ONLINE):
         if key[0] == "blind":
@@ -159,26 +159,26 @@ def test_what_was_learnt_by_heart_is_found(rows):
             strong = {"LiRA online": 95, "LiRA offline": 88}
             least = strong.get(key[0], 75) if key[1] == "loss" else 60
             assert area(rows, SAME, *key) > least, key
-    # References do better than the plain loss.
+    # References beat the plain loss.
     plain = area(rows, SAME, "threshold", "loss", "-")
     assert area(rows, SAME, "LiRA offline", "loss", "round") > plain
     assert area(rows, SAME, "LiRA online", "loss", "speaker") > plain
 
 
 def test_attackers_who_know_a_defence_and_who_do_not(behind, rows):
-    """Next to the global model, references tell what is a member if they are there, too."""
+    """Informed attackers gain from references where a defence keeps models near the global one."""
     informed = {key for key in rows if key[3] != "-" and key[1] != "blind"}
     thresholds = {key for key in rows if key[1] == "threshold"}
     found = {}
     for defence in DEFENCES:
         ignorant, semi = (known(behind, defence, one) for one in ("ignorant", "semi-informed"))
-        # What audio tells is told once, and thresholds have nothing to be learnt.
+        # Audio is attacked once, and thresholds involve no training.
         assert ignorant.keys() == informed | thresholds and semi.keys() == informed
         found[defence] = ignorant, semi
     for some in found["clip=1000"]:
         for key, row in some.items():
             assert float(row["AUC%"]) == pytest.approx(float(rows[key]["AUC%"]), abs=1), key
-    # Noise gives nothing away, whoever looks at it.
+    # Noise reveals nothing to any attacker.
     for some in found["noise=1000"]:
         for key, row in some.items():
             if key[0] == SAME:
@@ -202,9 +202,9 @@ def test_what_is_no_defence_of_a_client_is_refused(learnt, tmp_path):
 
 
 def test_a_model_of_the_same_speakers_other_speech_has_no_members(voices, tmp_path):
-    """What a client sent is another client's of the same speaker: old scores take it for a leak.
+    """A client's update comes from another client of the same speaker: old scores report a leak.
 
-    What is under the client's name was trained on none of the members.
+    The model under the client's name was trained on none of the members.
     """
     path = shutil.copytree(voices, tmp_path / "exp")
     folder = path / "round_0001"
@@ -216,13 +216,14 @@ def test_a_model_of_the_same_speakers_other_speech_has_no_members(voices, tmp_pa
     assert area(rows, ANYBODY, "threshold", "loss", "-") > 70
     assert area(rows, ANYBODY, "LiRA offline", "loss", "round") > 70
     for attack in ("LiRA offline", "RMIA"):
-        # Two deviations; models of the same speaker may know members better than this one.
+        # Two standard deviations; models of the same speaker may separate members better than this
+        # one.
         assert area(rows, ANYBODY, attack, "loss", "speaker") < 50 + NEAR / 2
 
 
 @pytest.fixture(scope="module")
 def twice(root) -> Path:
-    """Two short rounds, the second of which begins with another model than the first."""
+    """Run two short rounds, whose initial models differ."""
     return begin(root, root / "twice", 2, rounds=2)
 
 
@@ -236,7 +237,7 @@ def test_an_attack_has_the_same_bytes_again(twice, tmp_path):
 
 
 def test_evidence_by_hand(root, twice):
-    """Losses, and the cosine of update and descent, by ESPnet's own model."""
+    """Losses and the cosine of update and descent agree with those by ESPnet's own model."""
     number = 2
     federation = Federation(twice)
     evidence = Evidence(federation, number, federation.task.items())
@@ -274,7 +275,7 @@ def test_evidence_by_hand(root, twice):
 
 
 def utterances(root: Path, tokens: list[str]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Utterances, one by one, as ESPnet's models take them."""
+    """Yield single utterances as batches of ESPnet's models."""
     import kaldiio
 
     data = DataDir.read(root / "train")
@@ -288,7 +289,7 @@ def utterances(root: Path, tokens: list[str]) -> Iterator[tuple[str, dict[str, t
 
 
 def same_training(federation: Federation, number: int, client: str, data: list[str]) -> None:
-    """What is trained on a client's data, as the client, is what the client sent, bit for bit."""
+    """Check that training on a client's data as the client reproduces its update."""
     items = federation.task.items()
     seed = federation.experiment.seed
     victims = sound_victims(federation, [number])
@@ -310,7 +311,7 @@ def test_shadow_models_are_trained_as_clients_are(root, twice):
 
 
 def test_a_split_that_nobody_trains_on(root, tmp_path):
-    """With one client of each speaker, others of the same speaker are held out."""
+    """With one client per speaker, non-members of the same speaker come from a held-out split."""
     for name, seed in (("train", 0), ("valid", 1)):
         data = DataDir.read(people(tmp_path / name, 4, seed))
         renamed = {one: one[:4] + f"{name}-" + one[4:] for one in data.utterances}
@@ -338,7 +339,7 @@ def test_a_split_that_nobody_trains_on(root, tmp_path):
 
 
 def test_clips_of_keyword_clients(tmp_path):
-    """Clients are speakers: others are of anybody, and of the same in a split that has them."""
+    """Non-members are of any speaker, or of the same in a split that has them."""
     world = make_world(tmp_path / "world")
     settings = ("method_conf.local_steps=40", "rounds=1", "keep_updates=true")
     path = begin_keywords(world, tmp_path / "exp", "fedavg", *settings, "clients_per_round=null")
@@ -367,7 +368,7 @@ def test_shadow_networks_are_trained_as_clients_are(tmp_path):
 
 
 def test_adapters(root, tmp_path):
-    """What is sent is a small part; references and shadow models are adapters, too."""
+    """The updates are small; references and shadow models are adapters, too."""
     model = CONFORMER | {"normalize": "utterance_mvn"}
     training = simulated.CONFIG["training"]
     copy = tmp_path / "w"
@@ -382,7 +383,7 @@ def test_adapters(root, tmp_path):
     )
     start = ("--start", copy / "whole.safetensors")
     path = begin(copy, copy / "adapted", 5, *start, rounds=2)
-    # Of any four clients two are of different people.
+    # Of any four clients, two are of different people.
     options = Updates(each=2, shadows=1, references=4)
     world = World(Federation(path), 2, options, 0)
     found = world.score()[SAME]

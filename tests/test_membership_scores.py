@@ -16,14 +16,14 @@ SPREAD, GAIN = 0.7, 1.2
 
 
 def told(scores: np.ndarray, members: np.ndarray, clients: np.ndarray | None = None) -> dict:
-    """The figures of trials, as numbers, every trial being of another speaker's client at most."""
+    """Return the figures of trials as numbers; by default, each is of another speaker's client."""
     clients = np.zeros(len(scores), int) if clients is None else clients
     found = judge(scores, members, clients, clients, 50, 0)
     return {name: float("nan") if one == "-" else float(one) for name, one in found.items()}
 
 
 def simulated(seed: int, gain: float = GAIN, models: int = MODELS, own: bool = False):
-    """Utterances of very different scores, which a model that had one raises by `gain`.
+    """Simulate utterances of very different scores, raised by `gain` in models trained on them.
 
     Returns:
         the victim's scores, those of models with and without, who is a member, and the deviations.
@@ -37,7 +37,7 @@ def simulated(seed: int, gain: float = GAIN, models: int = MODELS, own: bool = F
     return victim, draw[:, 1 : models + 1] + gain, draw[:, models + 1 :], members, spread
 
 
-# Of draws of as many trials, three deviations of a share of one half.
+# Three standard deviations of a share of one half, in draws of as many trials.
 NEAR = 100 * 3 * 0.5 / np.sqrt(COUNT / 2)
 
 
@@ -50,14 +50,14 @@ def test_lira_reaches_what_the_gaussians_allow():
         assert found["AUC%"] == pytest.approx(100 * norm.cdf(separation / np.sqrt(2)), abs=NEAR)
         for name in ("TPR@1%", "TPR@10%"):
             expected = 100 * norm.cdf(separation - norm.isf(RATES[name]))
-            # A threshold at 20 of 2000 others is known less well.
+            # A threshold at 20 of 2000 non-members is known less precisely.
             assert found[name] == pytest.approx(expected, abs=4 * NEAR)
-        # 2000 others are not enough for one in a thousand.
+        # 2000 non-members are not enough for a rate of one in a thousand.
         assert np.isnan(found["TPR@0.1%"])
 
 
 def test_of_many_models_each_utterance_has_its_own_variance():
-    """With a common one a TPR is lost: the few with large deviations set the threshold."""
+    """With a common variance, a TPR is lost: the few with large deviations set the threshold."""
     victim, inside, outside, members, spread = simulated(1, own=True)
     found = told(offline(victim, outside), members)["TPR@1%"]
     # The optimal statistic for known deviations, by the neighbourhood of each utterance.
@@ -110,10 +110,10 @@ def test_rmia_counts_what_an_utterance_dominates():
 
 
 def seen_of(random: np.random.Generator, models: int, count: int = 400) -> dict[str, np.ndarray]:
-    """Losses of one client's utterances that depend on their speaker alone.
+    """Simulate losses of one client's utterances that depend on their speaker alone.
 
-    The first half is of the client's speaker, of whose voice it and its kin know: their loss falls
-    by 4. The last quarter of the rest is the population.
+    The first half is of the client's speaker, known to it and its kin: their loss falls by 4. The
+    last quarter of the rest is the population.
     """
     voice = 4.0 * (np.arange(count) < count // 2)
     start = random.uniform(20, 60, count)
@@ -130,7 +130,7 @@ def seen_of(random: np.random.Generator, models: int, count: int = 400) -> dict[
 
 
 def test_a_speaker_is_no_member():
-    """Who is only spoken like a member fools thresholds and other clients' models, not kin."""
+    """Utterances of a similar speaker fool thresholds and other clients' models, not kin."""
     seen = seen_of(np.random.default_rng(5), 20)
     tried = ~seen["population"]
     members = (np.arange(400) < 200)[tried]
@@ -138,14 +138,14 @@ def test_a_speaker_is_no_member():
     assert len(found) == 8
     for (attack, _, references), value in found.items():
         if references == "speaker":
-            # Three deviations of the area of 200 and 150 trials.
+            # Three standard deviations of the area of 200 and 150 trials.
             assert value == pytest.approx(50, abs=10), attack
         else:
             assert value > 95, attack
 
 
 def test_thresholds_are_of_each_client():
-    """Clients whose models are worse of everything are no longer apart from the others."""
+    """Clients with higher losses throughout are no longer separated from the other clients."""
     random = np.random.default_rng(6)
     scores, members, clients, plain = [], [], [], []
     for client in range(20):
@@ -178,7 +178,7 @@ def test_rates_want_ten_false_positives(others, told_of):
     found = judge(np.arange(others + 5.0)[::-1], members, *[np.zeros(others + 5, int)] * 2, 20, 0)
     assert [name for name in RATES if found[name] != "-"] == told_of
     assert all(found[name] == "100.00" for name in told_of)
-    # Of one speaker there is no interval.
+    # With one speaker, there is no interval.
     assert found["low"] == "-" and found["AUC%"] == "100.00"
 
 
@@ -195,7 +195,7 @@ def test_audio_tells_what_differs_in_audio():
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=12))
 def test_the_area_counts_pairs(items):
-    """Against all pairs, ties counting half."""
+    """It equals a comparison of all pairs, ties counting half."""
     scores, members = (np.array(column) for column in zip(*items, strict=True))
     pairs = [
         (scores[i] > scores[k]) + 0.5 * (scores[i] == scores[k])

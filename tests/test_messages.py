@@ -1,4 +1,4 @@
-"""Messages: written stack by stack, read with suspicion; every refusal there is."""
+"""Messages: written stack by stack, read with suspicion; all refusals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def stack(clients, spec=SPEC, tensors=state) -> dict[str, np.ndarray]:
 
 
 def write(folder, job, clients, left_out=(), spec=SPEC, tensors=state, base=BASE, order=None):
-    """A job's files, whose clients are sent one by one."""
+    """Write a job's files, with its clients sent one by one."""
     with MessageWriter(folder, job, clients, Payload(spec), base) as writer:
         for client in order or clients:
             writer.send([report(client, left_out)], stack([client], spec, tensors))
@@ -106,7 +106,7 @@ def files(folder) -> dict[str, bytes]:
 @settings(max_examples=40, deadline=None)
 @given(left_out=st.sets(st.sampled_from(CLIENTS)), order=st.permutations(CLIENTS), data=st.data())
 def test_stacks_and_orders_of_sending_change_no_byte(tmp_path_factory, left_out, order, data):
-    """One by one in the order of rows is the reference."""
+    """The reference is one by one, in the order of rows."""
     one, other = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("other")
     write(one, 1, CLIENTS, left_out)
     ends = sorted(data.draw(st.sets(st.integers(1, 3))) | {len(CLIENTS)})
@@ -144,7 +144,7 @@ def test_who_is_left_out_has_a_row_and_sends_zeros(tmp_path_factory, left_out):
 
 
 def bad_if(bad: bool, client: str) -> dict[str, np.ndarray]:
-    """A client's tensors, or NaN."""
+    """Return a client's tensors, or NaN."""
     return {name: value * (np.nan if bad else 1) for name, value in state(client).items()}
 
 
@@ -172,7 +172,7 @@ def test_memory_does_not_grow_with_clients(tmp_path):
 
 @pytest.mark.parametrize("spec", [{}, {"counts": ((2, 5), "float64"), "users": ((), "float64")}])
 def test_payloads_of_no_model(tmp_path, spec):
-    """Nothing at all, and counts."""
+    """Empty payloads, and counts, are read back."""
     write(tmp_path, 1, CLIENTS, ["bob"], spec=spec, tensors=lambda client: state(client, spec))
     assert (tmp_path / "update.1.safetensors").exists() == bool(spec)
     messages, refusals = read(tmp_path, [CLIENTS], spec=spec)
@@ -240,7 +240,7 @@ def test_methods_that_break_their_word(tmp_path, wrong):
 
 
 def test_a_client_comes_once_in_a_job(tmp_path):
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="duplicated"):
         MessageWriter(tmp_path, 1, ["a", "b", "a"], Payload(), BASE)
 
 
@@ -266,7 +266,7 @@ def test_what_is_complete(tmp_path):
 
 
 def test_what_a_kill_leaves_is_removed(tmp_path):
-    """Of this job, whose table is gone before anything else is touched."""
+    """Its own files are removed, with the table first."""
     write(tmp_path, 1, CLIENTS[:2], base="f" * 64)
     write(tmp_path, 2, CLIENTS[2:])
     before = files(tmp_path)
@@ -295,7 +295,7 @@ def test_messages_are_removed_and_nothing_else(tmp_path):
 
 
 def refused(folder, jobs=HALVES, payload=Payload(SPEC), limits=None) -> dict[str, str]:
-    """Clients refused -> reasons; the others must have got through, once, and in order."""
+    """Return refused clients -> reasons; check that all others arrived, once, and in order."""
     sampled = [client for job in jobs for client in job]
     messages, refusals = read_messages(folder, jobs, sampled, payload, BASE, limits)
     reasons = {refusal.client: refusal.reason for refusal in refusals}
@@ -309,7 +309,7 @@ def refused(folder, jobs=HALVES, payload=Payload(SPEC), limits=None) -> dict[str
 
 @pytest.fixture
 def jobs(tmp_path):
-    """Two jobs of two clients each."""
+    """Make two jobs of two clients each."""
     write(tmp_path, 1, CLIENTS[:2])
     write(tmp_path, 2, CLIENTS[2:])
     return tmp_path
@@ -351,7 +351,7 @@ def test_damaged_tensor_files_lose_the_job(jobs):
 
 @pytest.mark.parametrize("column", COLUMNS)
 def test_every_column_is_read(jobs, column):
-    """Nonsense in any field is noticed, whichever it is."""
+    """An invalid value in any column is noticed."""
     set_field(jobs / "update.2.tsv", 2, column, "\x1b[31m?")
     reasons = refused(jobs)
     assert set(reasons) == ({"carol", "dave"} if column == "client" else {"carol"})
@@ -451,7 +451,7 @@ STRANGE = {
 @pytest.mark.parametrize("suffix", ["tsv", "safetensors"])
 @pytest.mark.parametrize("kind", STRANGE)
 def test_what_is_no_regular_file_loses_the_job(jobs, suffix, kind):
-    """Without waiting for it, or filling the memory with it."""
+    """Reading it neither blocks nor fills the memory."""
     path = jobs / f"update.2.{suffix}"
     path.unlink()
     STRANGE[kind](path)
@@ -474,7 +474,7 @@ def test_files_of_jobs_that_do_not_exist_are_ignored_with_a_warning(jobs, capsys
 
 
 def add_row(table, client, like=2):
-    """Another row of a job's table, and of its tensors, under any name."""
+    """Add a row to a job's table, and its tensors, under any name."""
     lines = table.read_text().splitlines()
     row = lines[like - 1].split("\t")
     table.write_text("\n".join([*lines, "\t".join([client, *row[1:]])]) + "\n")
@@ -487,7 +487,7 @@ def add_row(table, client, like=2):
     "names", [["alice"], ["alice", "bob"], ["eve"], ["server"], ["total"], ["alice"] * 3]
 )
 def test_a_table_that_names_others_costs_the_job_its_own_and_nobody_else(jobs, names):
-    """Clients of another job, and inventions, of which nothing is left."""
+    """Clients of another job, and invented ones, are dropped completely."""
     honest, _ = read(jobs, HALVES)
     for name in names:
         add_row(jobs / "update.2.tsv", name)
@@ -498,7 +498,7 @@ def test_a_table_that_names_others_costs_the_job_its_own_and_nobody_else(jobs, n
 
 
 def test_one_table_that_names_all(tmp_path):
-    """Of twenty jobs of a client each."""
+    """Twenty jobs have a client each, and one job's table lists all of them."""
     clients = [f"c{number:02}" for number in range(20)]
     spec = {"a": ((1,), "float32")}
     for job, client in enumerate(clients, 1):
@@ -510,13 +510,13 @@ def test_one_table_that_names_all(tmp_path):
 
 
 def test_who_has_no_row_or_came_twice(jobs):
-    """Nobody can say which of two is its own; the others of the job have theirs."""
+    """A duplicated client is ambiguous and lost; the other clients of the job are kept."""
     said = "has no row in its job's table"
     assert refused(jobs, [CLIENTS[:2], [*CLIENTS[2:], "eve"]]) == {"eve": said}
     add_row(jobs / "update.2.tsv", "carol")
     assert refused(jobs) == {"carol": "came 2 times"}
     assert bytes_of(jobs) == {"carol": 88}
-    # Also one that is left out, or whose row is nonsense, is there.
+    # A client that is left out, or whose row is invalid, is there, too.
     set_field(jobs / "update.2.tsv", 2, "status", "ill")
     set_field(jobs / "update.2.tsv", 4, "loss", "nan")
     assert refused(jobs) == {"carol": "came 2 times"}
@@ -526,14 +526,14 @@ def test_who_has_no_row_or_came_twice(jobs):
 
 
 def bytes_of(folder, jobs=HALVES, payload=Payload(SPEC)) -> dict[str, int]:
-    """Clients refused -> what came of them."""
+    """Return refused clients -> bytes received of them."""
     sampled = [client for job in jobs for client in job]
     refusals = read_messages(folder, jobs, sampled, payload, BASE)[1]
     return {refusal.client: refusal.bytes for refusal in refusals}
 
 
 def test_what_came_of_a_refused_client_is_counted(jobs):
-    """3 float32, a float64 and 6 float32, where it has a row of tensors."""
+    """3 float32, a float64 and 6 float32 are counted, if it has a row of tensors."""
     for column, value in (("base", "f" * 64), ("bytes", "0"), ("loss", "nan")):
         set_field(jobs / "update.2.tsv", 2, column, value)
         assert bytes_of(jobs) == {"carol": 44}
@@ -544,7 +544,7 @@ def test_what_came_of_a_refused_client_is_counted(jobs):
 
 
 def test_one_bad_client_of_a_stack_costs_its_own_message_alone(tmp_path):
-    """Of 20 in one stack one sends a loss of 1e308, and one is left out."""
+    """Of 20 in one stack, one sends a loss of 1e308, and one is left out."""
     clients = [f"c{number:02}" for number in range(20)]
     reports = [Report(client, 7, 3, 0.5, 0.1) for client in clients]
     reports[4] = reports[4]._replace(loss=1e308)
@@ -581,7 +581,7 @@ def matrices(client: str, *lengths: int, width: int = WIDTH) -> list[tuple[str, 
 
 
 def send_features(folder, payload=SOUND, left_out=(), **sent):
-    """Job 1: each client's features, by default two utterances."""
+    """Send each client's features in job 1, by default two utterances."""
     clients = [client for client in CLIENTS if client in sent] or CLIENTS[:3]
     with MessageWriter(folder, 1, clients, payload, BASE) as writer:
         for client in clients:
@@ -602,7 +602,7 @@ def test_features_come_back(tmp_path, payload):
     for message in messages:
         expected = dict(matrices(message.client, 7, 9))
         assert list(read_table(tmp_path / f"features.{message.client}.scp")) == list(expected)
-        # kaldiio is the oracle: what lies there is plain Kaldi.
+        # kaldiio is the oracle: the file is plain Kaldi.
         ark = tmp_path / f"features.{message.client}.ark"
         by_kaldi = dict(kaldiio.load_ark(str(ark)))
         for utterance, matrix in expected.items():
@@ -625,7 +625,7 @@ def test_the_seconds_of_features_are_those_in_which_they_are_computed(tmp_path):
     with MessageWriter(tmp_path, 1, ["alice"], SOUND, BASE) as writer:
         writer.send([report("alice")._replace(utterances=2)], None, slowly())
     (message,), _ = read_messages(tmp_path, [["alice"]], ["alice"], SOUND, BASE)
-    # What it says of its work before that are 1.25.
+    # The work it reported before that is 1.25.
     assert 1.25 + 0.4 <= message.seconds < 60
 
 
@@ -689,7 +689,7 @@ def test_what_came_of_a_client_with_refused_features_is_counted(tmp_path, payloa
     paths[1].write_bytes(paths[1].read_bytes().replace(b"bob-0 ", b"eve-0 "))
     found = {"bob": whole + tensors, "carol": 0}
     assert bytes_of(tmp_path, [CLIENTS[:3]], payload) == found
-    # A sparse file is as large as its sender likes; the largest sound one has 60 frames of float32.
+    # A sender can make a sparse file of any size; the largest valid one has 60 frames of float32.
     os.truncate(paths[0], 10**12)
     found = bytes_of(tmp_path, [CLIENTS[:3]], payload)["bob"]
     assert 60 * WIDTH * 4 < found - tensors < 10**5
@@ -705,12 +705,12 @@ def test_more_utterances_than_bound(tmp_path):
     assert set(reasons) == {"bob"} and "3 utterances" in reasons["bob"]
 
 
-# Where bob's second utterance lies: behind the first one's 7 frames, both with name and header.
+# The position of bob's second utterance: after the first one's 7 frames, name and header.
 BEHIND = 6 + 15 + 7 * WIDTH * 4 + 6
 
 
 def mend_bytes(folder, client="bob"):
-    """Announce what is there, so that only another check can refuse it."""
+    """Update the announced sizes, so that only another check can refuse the file."""
     paths = [folder / f"features.{client}.{suffix}" for suffix in ("ark", "scp")]
     size = sum(path.stat().st_size for path in paths if path.exists())
     set_field(folder / "update.1.tsv", 2 + CLIENTS.index(client), "bytes", str(size))
@@ -736,7 +736,7 @@ def mend_bytes(folder, client="bob"):
             "features.bob.scp:2: 'bob-1' begins within another utterance",
         ),
         (lambda text: text[: text.index("bob-1")], "features.bob.scp: 1 utterances, 2 announced"),
-        (lambda text: text.replace("bob-1", "bob-0"), "features.bob.scp:2: 'bob-0' comes twice"),
+        (lambda text: text.replace("bob-1", "bob-0"), "features.bob.scp:2: 'bob-0' is duplicated"),
         (
             lambda text: text.replace("bob-0", "bob-9"),
             "features.bob.scp:2: 'bob-1' is not in order",
@@ -783,7 +783,7 @@ def test_damaged_arks_lose_their_client(tmp_path, change, said):
 
 
 def test_an_ark_of_a_terabyte_of_nothing_is_refused_unread(tmp_path):
-    """A sparse file: it takes no room, and what the table names in it is sound."""
+    """The file is sparse and takes no space, and the table's entries are valid."""
     sent = {
         "alice": matrices("alice", 7),
         "bob": matrices("bob", 10),
@@ -803,7 +803,7 @@ def test_an_ark_of_a_terabyte_of_nothing_is_refused_unread(tmp_path):
 
 @pytest.mark.parametrize("where", [0, BEHIND - 6, -1])
 def test_bytes_of_no_utterance_lose_their_client(tmp_path, where):
-    """Before the first, between two, after the last; also where offsets are right."""
+    """Extra bytes before the first, between two, or after the last; also with matching offsets."""
     send_features(tmp_path)
     ark, scp = (tmp_path / f"features.bob.{suffix}" for suffix in ("ark", "scp"))
     whole = ark.read_bytes()
@@ -839,7 +839,7 @@ def test_features_have_the_bits_that_were_asked_for(tmp_path, bits, wanted):
 
 @pytest.mark.parametrize("kind", [b"DM", b"CM"])
 def test_features_in_kinds_that_nobody_writes(tmp_path, kind):
-    """One with 64 bits a value, and one whose values are not evenly spread."""
+    """One has 64 bits a value, and one has values that are not evenly spaced."""
     bits = 8 if kind == b"CM" else 32
     asked = Payload(features=Features(WIDTH, bits=bits))
     matrix = np.ones((7, WIDTH), "float64" if kind == b"DM" else "float32")

@@ -15,7 +15,7 @@ RATE = 16_000
 
 
 def voice(seed: int = 0, samples: int = RATE, rate: int = RATE) -> np.ndarray:
-    """Like a spoken word: gliding harmonics under a formant, swelling, in noise with an offset."""
+    """Return a synthetic spoken word: gliding, swelling harmonics under a formant, in noise."""
     random = np.random.default_rng(seed)
     times = np.arange(samples) / rate
     phase = 2 * np.pi * np.cumsum(110 + 40 * seed + 30 * np.sin(2 * np.pi * 2 * times)) / rate
@@ -44,7 +44,7 @@ def test_coefficients_are_kaldis(name):
     found = Mfcc()(torch.from_numpy(wave))
     wanted = kaldi_mfcc(wave, 40, 30, 10, RATE)
     assert found.shape == wanted.shape == (98, 40) and found.dtype == torch.float32
-    # In loud tones beside silence, Kaldi's own single precision is off by as much.
+    # Next to silence, Kaldi's own single precision has the same error in loud tones.
     np.testing.assert_allclose(found.numpy(), wanted, atol=2e-3)
 
 

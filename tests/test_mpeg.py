@@ -1,4 +1,4 @@
-"""Reading MP3: frames are counted by hand here, and decoded by another decoder (dr_mp3)."""
+"""MP3 reading against frames counted by hand, and another decoder (dr_mp3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedtools.audio.mpeg import MpegError, read_stream
 from fedtools.audio.wave import AudioError, Wave, describe_recording, read_wave
 
 # Header, bytes and samples of a frame, and its rate in Hz: 144 (MPEG 1) or 72 (2, 2.5) times the
-# bit rate by the sample rate, rounded down, and one more where it is padded.
+# bit rate by the sample rate, rounded down, plus one if it is padded.
 FRAMES = [
     ("fffb9000", 417, 1152, 44_100),
     ("fffb9200", 418, 1152, 44_100),
@@ -35,7 +35,7 @@ FRAMES = [
 
 
 def tones(rate: int, channels: int, seconds: float = 0.7) -> np.ndarray:
-    """Silence at first and then tones, which needs more bits."""
+    """Return silence followed by tones, which need more bits."""
     time_ = np.arange(round(rate * seconds)) / rate
     noise = 0.05 * np.random.default_rng(0).standard_normal((len(time_), channels))
     tone = 0.2 * np.sin(2 * np.pi * time_[:, None] * [300, 700][:channels]) + noise
@@ -44,7 +44,7 @@ def tones(rate: int, channels: int, seconds: float = 0.7) -> np.ndarray:
 
 @cache
 def encoded(rate: int = 16_000, channels: int = 1, mode: str = "VARIABLE") -> bytes:
-    """An MP3 as LAME writes it, with its Info or Xing frame."""
+    """Return an MP3 by LAME, with its Info or Xing frame."""
     file = io.BytesIO()
     options = {"bitrate_mode": mode, "compression_level": 0.3}
     soundfile.write(file, tones(rate, channels), rate, format="MP3", **options)
@@ -55,7 +55,7 @@ def encoded(rate: int = 16_000, channels: int = 1, mode: str = "VARIABLE") -> by
 
 @cache
 def bare(rate: int = 16_000, channels: int = 1, mode: str = "VARIABLE") -> tuple[bytes, ...]:
-    """The frames of the same without the first."""
+    """Return the frames of the same file without the first."""
     return tuple(frames_of(encoded(rate, channels, mode))[1:])
 
 
@@ -68,12 +68,12 @@ def read(folder: Path, raw: bytes) -> Wave:
 
 
 def decoded(raw: bytes) -> np.ndarray:
-    """What dr_mp3 gives, mixed down."""
+    """Return the output of dr_mp3, mixed down."""
     found = miniaudio.mp3_read_f32(raw)
     return np.array(found.samples).reshape(-1, found.nchannels).mean(axis=1)
 
 
-# --- how long, and the same as another decoder ----------------------------------------------------
+# --- lengths and samples equal another decoder's --------------------------------------------------
 
 
 @pytest.mark.parametrize(("header", "size", "samples", "rate"), FRAMES)
@@ -93,7 +93,7 @@ def test_frames_of_every_kind_are_counted(tmp_path, header, size, samples, rate)
 def test_all_samples_are_read_with_and_without_an_info_frame(tmp_path, rate, channels, mode):
     whole, frames = encoded(rate, channels, mode), bare(rate, channels, mode)
     wave = read(tmp_path, whole)
-    # By its Info frame, the encoder's delay and what fills the last frame are left out.
+    # With its Info frame, the encoder's delay and the padding of the last frame are left out.
     expected = soundfile.read(io.BytesIO(whole), dtype="float32", always_2d=True)[0].mean(axis=1)
     assert len(wave.samples) == len(tones(rate, channels))
     np.testing.assert_allclose(wave.samples, expected, atol=1e-6)
@@ -102,14 +102,14 @@ def test_all_samples_are_read_with_and_without_an_info_frame(tmp_path, rate, cha
     wave = read(tmp_path, ID3 + b"".join(frames))
     assert len(wave.samples) == len(frames) * (1152 if rate > 24_000 else 576)
     np.testing.assert_allclose(wave.samples, decoded(b"".join(frames)), atol=2e-4)
-    # LAME is 576 samples late, and a decoder 529.
+    # LAME's delay is 576 samples, and a decoder's 529.
     late = wave.samples[1105:][: len(expected)]
     np.testing.assert_allclose(late, expected[: len(late)], atol=1e-4)
 
 
 @pytest.mark.parametrize("rate", [48_000, 16_000])
 def test_what_libsndfile_reads_to_the_end_has_the_same_bits(tmp_path, rate):
-    # Of one bit rate and without a tag, its estimate from the file's size is right.
+    # For one bit rate and no tag, its estimate from the file's size is right.
     frames = b"".join(bare(rate, 1, "CONSTANT"))
     sizes = {len(frame) for frame in bare(rate, 1, "CONSTANT")}
     expected = soundfile.read(io.BytesIO(frames), dtype="float32")[0]
@@ -125,7 +125,7 @@ def test_a_segment_is_a_slice_of_an_mp3_without_an_info_frame(tmp_path):
         np.testing.assert_array_equal(found, whole[int(start * 16_000) : last])
 
 
-# --- what is around the frames --------------------------------------------------------------------
+# --- data around the frames -----------------------------------------------------------------------
 
 
 def id3(body: bytes, footer: bool = False) -> bytes:
@@ -191,7 +191,7 @@ def test_other_bytes_between_frames_are_damage(tmp_path, junk):
 
 
 def test_a_hole_is_damage_wherever_it_is(tmp_path):
-    # Frames of 72 bytes that are not the same.
+    # Frames of 72 bytes that differ.
     frames = [frame[:40] + bytes([n]) * 32 for n, frame in enumerate([silent_mp3(0.072)] * 200, 1)]
     raw = b"".join(frames)
     for lost in (10, 50, 72 * 3 + 10):
@@ -222,7 +222,7 @@ def test_a_header_of_free_format_between_frames_ends_nothing(tmp_path):
 @pytest.mark.parametrize("tag", [b"", b"TAG".ljust(128, b"\0") + ID3])
 def test_frames_of_another_kind_at_the_end_are_told(tmp_path, frames, lost, tag):
     other = bytes.fromhex("fff348c0").ljust(144, b"x") * frames
-    # Behind a tag, a part of a frame may be anything.
+    # After a tag, a partial frame may be anything.
     said = "damaged: 139 bytes" if tag and (frames, lost) == (1, 5) else "sample rate .* changes"
     with pytest.raises(AudioError, match=said):
         read(tmp_path, silent_mp3(1) + tag + other[: len(other) - lost])
@@ -236,11 +236,11 @@ def test_joined_files_are_read_to_their_end(tmp_path):
     np.testing.assert_array_equal(read(tmp_path, tagged + tagged).samples, twice)
 
 
-# --- lengths that are told ------------------------------------------------------------------------
+# --- reported lengths -----------------------------------------------------------------------------
 
 
 def lead(told: int | None, name: bytes = b"Xing") -> bytes:
-    """A frame like the others, of 16 kHz, mono and 64 kbit/s, that tells how many they are."""
+    """Return a frame like the others (16 kHz, mono, 64 kbit/s) that reports their number."""
     head = bytes.fromhex("fff388c0")
     if name == b"VBRI":
         content = head + bytes(32) + name + bytes(10) + told.to_bytes(4, "big")
@@ -254,7 +254,7 @@ def lead(told: int | None, name: bytes = b"Xing") -> bytes:
 def test_as_many_frames_as_are_told_or_more(tmp_path, name):
     frames = bare()
     expected = read(tmp_path, b"".join(frames)).samples
-    # What counts itself is one too many; VBRI frames do, of some encoders.
+    # A count that includes this frame is one too large; some encoders' VBRI frames do that.
     for told in (len(frames), len(frames) - 3, 1, *[len(frames) + 1] * (name == b"VBRI")):
         found = read(tmp_path, lead(told, name) + b"".join(frames)).samples
         assert len(found) >= len(expected) - 529
@@ -280,7 +280,7 @@ def test_a_cut_is_seen_but_between_frames_of_a_file_that_tells_no_number(
     raw = encoded() if tell else b"".join(frames)
     place = data.draw(st.integers(1, len(raw) - 1))
     ends = np.cumsum([len(frame) for frame in frames])
-    # Between frames of a file that tells no number, it cannot.
+    # Between frames of a file without a count, it cannot.
     if not tell and place in ends[1:]:
         assert len(read(folder, raw[:place]).samples) == 576 * (1 + list(ends).index(place))
     else:
@@ -315,7 +315,7 @@ def test_what_cannot_be_read_is_told(tmp_path, raw, said):
         read(tmp_path, raw)
 
 
-# --- whatever comes -------------------------------------------------------------------------------
+# --- arbitrary input ------------------------------------------------------------------------------
 
 PIECES = [
     *(bytes.fromhex(header) for header, *_ in FRAMES),

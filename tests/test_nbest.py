@@ -1,4 +1,4 @@
-"""N-best lists: what is written is read back, and nothing else is."""
+"""N-best lists: written lists are read back, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_round_trip(nbest, tmp_path_factory):
     for utterance, hypotheses in found.items():
         for got, put in zip(hypotheses, nbest[utterance], strict=True):
             assert (got.rank, got.words) == (put.rank, put.words)
-            # Nine digits bring any float32 back.
+            # Nine digits reproduce any float32.
             assert got.acoustic == pytest.approx(put.acoustic, rel=1e-8)
             assert got.lm == pytest.approx(put.lm, rel=1e-8)
     first = path.read_bytes()
@@ -122,7 +122,7 @@ def test_any_text_is_read_or_refused(content, tmp_path_factory):
     except UserError as error:
         assert "\n" not in str(error)
     else:
-        # Whatever is accepted has a normal form.
+        # Every accepted list has a normal form.
         write_nbest(path, nbest.items())
         assert read_nbest(path).keys() == nbest.keys()
 
@@ -150,7 +150,7 @@ def test_what_could_not_be_read_is_not_written(tmp_path, utterance, hypotheses):
 
 def test_an_utterance_is_written_once(tmp_path):
     line = ("a", [Hypothesis(1, 0.0, 0.0, "")])
-    with pytest.raises(UserError, match="'a' comes twice"):
+    with pytest.raises(UserError, match="'a' is duplicated"):
         write_nbest(tmp_path / "nbest", [line, line])
 
 

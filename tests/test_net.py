@@ -1,4 +1,4 @@
-"""The net over bytes: what it sees on one method, and which change of files it notices."""
+"""The regression net: its results for one method, and the changes of files it detects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_method_is_recorded_and_a_changed_byte_is_noticed(tmp_path):
     rows[at] = rows[at][:-1] + ("0" if rows[at][-1] != "0" else "1")
     table.write_text("".join(f"{line}\n" for line in (about, *rows)))
     done = command("--table", table)
-    # ESPnet says on stdout what it lacks.
+    # ESPnet prints missing packages to stdout.
     *_, header, row, summary = done.out.splitlines()
     assert done.code == 1 and ", 1 differ, " in summary
     assert (header.split(), row.split()) == (
@@ -43,7 +43,7 @@ ROWS = ("client\tloss\tseconds\n", "au\t1.5\t0.25\n", "en\t2.5\t0.75\n")
 
 
 def made(root: Path) -> Runner:
-    """A round as a federation leaves it, of two clients in one job."""
+    """Make a round in a federation's format, of two clients in one job."""
     runner = Runner(CASE, root)
     folder = runner.exp("one") / "round_0001"
     folder.mkdir(parents=True)
@@ -99,7 +99,7 @@ def test_each_byte_counts_but_for_seconds_and_jobs(tmp_path):
 
 def test_a_way_that_writes_otherwise_is_told(tmp_path):
     class Written(Runner):
-        """Ways that write files, of which the second lacks one and the third changes one."""
+        """Fake ways that write files, of which the second lacks one and the third changes one."""
 
         def one(self) -> None:
             shutil.copytree(made(tmp_path / "made").exp("one"), self.exp("one"))

@@ -42,7 +42,7 @@ def trained(world) -> Path:
 
 
 def best_round(path: Path) -> int:
-    """Of all clients together, by loss; of equals the later one."""
+    """Return the best round of all clients together, by loss; the later one of equals."""
     losses: dict[int, float] = {}
     for row in read_tsv(path / "evaluate_valid.tsv", None):
         at = int(row["round"])
@@ -108,7 +108,7 @@ def test_where_nothing_is_personal_a_newcomer_adapts_everything(world, tmp_path)
 
 
 def test_each_clients_model_on_each_clients_data(world, trained, tmp_path):
-    """A model that hears one letter in every frame has an error rate that can be counted."""
+    """The error rate of a model that recognises one letter in every frame is counted by hand."""
     path = shutil.copytree(trained, tmp_path / "exp")
     letters = dict(zip(CLIENTS, simulated.LETTERS, strict=False))
     for client, letter in letters.items():
@@ -123,7 +123,7 @@ def test_each_clients_model_on_each_clients_data(world, trained, tmp_path):
         errors = sum(len(words) - (letters[model] in words) for words in spoken)
         assert rate == pytest.approx(100 * errors / sum(map(len, spoken)), abs=1e-3)
     assert len(found["FedExtract, all"]) == 9
-    # Without spaces the same models are right about some characters.
+    # Without spaces, the same models are right about some characters.
     silent = shutil.copytree(world / "valid", tmp_path / "valid")
     write_table(silent / "utt2lang", dict.fromkeys(texts, "th"))
     inside("cross", silent, out, f"{{}}, all={path}").ok()
@@ -167,7 +167,7 @@ def test_the_first_seconds_of_every_speaker(world, tmp_path, cli):
 
 
 def test_a_speaker_with_one_utterance_is_no_newcomer(world, tmp_path, cli):
-    """Whoever has nothing to adapt on would be scored as adapted."""
+    """Without adaptation data, it would be scored as adapted."""
     whole, kept = table(world / "new" / "utt2spk"), {}
     for name in sorted(whole):
         own = [one for one in kept if kept[one] == whole[name]]
@@ -184,7 +184,7 @@ def test_a_speaker_with_one_utterance_is_no_newcomer(world, tmp_path, cli):
     first, rest = (table(tmp_path / name / "utt2spk") for name in ("first", "rest"))
     assert set(first.values()) == set(rest.values()) == set(kept.values()) - {whole[alone]}
     assert first.keys() | rest.keys() == kept.keys() - {alone}
-    # Other options leave all over that they do not take.
+    # Other options give all other utterances to evaluation.
     every = ("--utterances", "1", "--rest", tmp_path / "others")
     cli("subset-data", data, tmp_path / "one", *every).ok()
     assert len(table(tmp_path / "others" / "utt2spk")) == len(kept) - 1

@@ -36,7 +36,7 @@ def test_the_files(cli, text, tmp_path):
     words = sorted({word for words in LINES for word in words.split()})
     assert (out / "vocabulary").read_text().split() == words
     assert NgramFolder.read(out) == NgramFolder(out, 3, "word", sha256(out / "3gram.bin"))
-    # No utterance id got in; both files are the same model.
+    # No utterance id is included; both files are the same model.
     arpa, binary = kenlm.Model(str(out / "3gram.arpa")), kenlm.Model(str(out / "3gram.bin"))
     assert binary.order == 3 and "u0" not in binary and "cat" in binary
     assert binary.score("the cat sat") == pytest.approx(arpa.score("the cat sat"), abs=1e-6)
@@ -109,7 +109,7 @@ def test_a_text_of_other_words_is_warned_of(cli, text, tmp_path):
     assert said in done.err and done.err.count("warning") == 1
     train_tokens([text], tmp_path / "t", "char")
     done = cli("train-lm", upper, out, "--unit", "token", "--tokens", tmp_path / "t", "--order", 2)
-    # All but the spaces.
+    # All except the spaces.
     assert "tokens (8" in done.ok().err and "are unknown to the tokens" in done.err
 
 
@@ -123,7 +123,7 @@ def test_bad_input(cli, text, tmp_path):
     (tmp_path / "latin").write_bytes(b"fine\ncaf\xe9\n")
     cli("train-lm", "--plain", tmp_path / "latin", out).fails(1, "latin:2: not UTF-8")
     cli("train-lm", text, out, "--memory", "1M").fails(1, "lmplz failed", "give more with --memory")
-    # Nothing half-made is left, and nothing that a decoder would take for a model.
+    # No partial file is left, and none that a decoder would take for a model.
     assert list(out.iterdir()) == []
     with pytest.raises(UserError, match="not an n-gram's folder"):
         NgramFolder.read(out)

@@ -31,7 +31,7 @@ from fedtools.models.nnlm import NnlmOptions, build_nnlm, losses, pad
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A folder with the texts and a model in `m`."""
+    """Make a folder with the texts and a model in `m`."""
     folder = tmp_path_factory.mktemp("nnlm")
     write_texts(folder)
     inside(*command(folder, folder / "m")).ok()
@@ -51,7 +51,7 @@ def test_losses_are_espnets_whatever_is_in_the_batch(batch, pos_enc):
 @settings(max_examples=25)
 @given(batch=st.lists(ids, min_size=1, max_size=5), first=st.integers(2, 7))
 def test_a_sample_of_all_rare_words_is_no_estimate(batch, first):
-    """And of fewer, the estimated sums have the exact ones as their mean."""
+    """Fewer words give estimated sums whose mean is the exact sum."""
     model, inputs = network(), pad(batch, 9)
     with torch.no_grad():
         exact = losses(model, *inputs)
@@ -63,7 +63,7 @@ def test_a_sample_of_all_rare_words_is_no_estimate(batch, first):
     assert whole.tolist() == pytest.approx(exact.tolist(), abs=1e-5)
     targets = inputs[1][inputs[1] >= 0]
     frequent = targets < first
-    # exp(loss) is the sum over exp(logit of the target), which no draw changes.
+    # exp(loss) is the sum over exp(logit of the target), which no sample changes.
     mean = torch.stack([one.exp() for one in some]).mean(0)
     assert mean[frequent].tolist() == pytest.approx(exact.exp()[frequent].tolist(), rel=1e-4)
 
@@ -100,9 +100,9 @@ def test_the_vocabulary_is_by_count_then_in_c_order(tmp_path):
     for size, least, kept in ((5, 1, "b a c"), (9, 2, "b a c"), (4, 2, "b a"), (None, 4, "")):
         smaller, some, different = make_vocabulary(lines, size, least)
         assert smaller.words[2:] == kept.split()
-        # Of b, a, c, Z, z, zz, é, and whatever was `<unk>` in the text itself.
+        # Sorted from b, a, c, Z, z, zz, é, and `<unk>` in the text itself.
         assert different == 7 - len(kept.split()) + 1
-        # Nothing gets lost: what is left out is <unk>.
+        # No word is lost: rare ones are <unk>.
         assert some.sum() == counts.sum()
     vocabulary.write(tmp_path)
     write_unigram(tmp_path, vocabulary, counts, 17)
@@ -120,7 +120,7 @@ HEAD = "word\tcount\twords\n</s>\t1\t1\n"
     [
         ("words.txt", "<unk>\n</s>\na\n", "words.txt:1: '</s>' belongs there"),
         ("words.txt", "</s>\na\n", "words.txt:2: '<unk>' belongs there"),
-        ("words.txt", "</s>\n<unk>\na\na\n", "words.txt:4: 'a' comes twice"),
+        ("words.txt", "</s>\n<unk>\na\na\n", "words.txt:4: 'a' is duplicated"),
         ("words.txt", "</s>\n<unk>\n<s>\n", "words.txt:3: '<s>' is not a word"),
         ("words.txt", "", "words.txt: empty"),
         ("unigram.tsv", f"{HEAD}<unk>\t1\t1\n", "unigram.tsv: 2 words"),
@@ -161,14 +161,14 @@ def test_it_learns_and_the_best_epoch_is_kept(trained):
     reported = [float(row.split("\t")[2]) for row in rows[1:]]
     scores = [value for line in valid for value in alone(nnlm.network, line)]
     assert math.exp(-np.mean(scores)) == pytest.approx(min(reported), rel=1e-4)
-    # A unigram of the training text cannot know what comes next.
+    # A unigram of the training text cannot predict the next word.
     share = nnlm.unigram / nnlm.unigram.sum()
     unigram = math.exp(-np.mean([math.log(share[word]) for line in valid for word in line]))
     assert min(reported) < 0.6 * unigram
 
 
 def test_a_worse_epoch_is_not_kept(cli, tmp_path):
-    """A dozen sentences are soon learnt by heart."""
+    """A dozen sentences are soon memorised."""
     write_texts(tmp_path)
     (tmp_path / "plain").write_text("".join(f"{words}\n" for words in sentences(12, 0)))
     config = {"lm_conf": {**SMALL, "dropout_rate": 0.0}, "epochs": 40, "optim_conf": {"lr": 0.03}}
@@ -185,7 +185,7 @@ def test_a_worse_epoch_is_not_kept(cli, tmp_path):
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 def test_dropout_is_there_in_every_epoch_of_training_and_nowhere_else(cli, tmp_path, rate):
-    """With steps of no length, the same text has the same perplexity but for the dropout."""
+    """With a step size of 0, perplexities of the same text differ only by dropout."""
     write_texts(tmp_path)
     conf = {"lm_conf": {**SMALL, "dropout_rate": rate}, "epochs": 2, "optim_conf": {"lr": 1e-20}}
     (tmp_path / "nnlm.yaml").write_text(yaml.safe_dump({"nnlm": conf}))
@@ -291,7 +291,7 @@ def test_what_failed_can_be_run_again_with_the_mistake_mended(cli, tmp_path):
     (tmp_path / "valid").write_text("v1\nv2\n")
     cli(*command(tmp_path, tmp_path / "m")).fails(1, "no words in the text")
     (tmp_path / "valid").write_text(good)
-    # A rate that grows by 1 a step is too large from the second epoch on.
+    # A rate that grows by 1 per step is too large from the second epoch on.
     late = {"scheduler": "warmuplr", "scheduler_conf": {"warmup_steps": 1e6}}
     for epoch, rate, more in ((1, 1e30, {}), (2, 1e6, late)):
         section = {**OPTIONS, "lm_conf": SMALL, "optim": "sgd", "grad_clip": 0.0}
@@ -302,7 +302,7 @@ def test_what_failed_can_be_run_again_with_the_mistake_mended(cli, tmp_path):
     write_texts(tmp_path)
     cli(*command(tmp_path, tmp_path / "m")).ok()
     cli(*command(tmp_path, tmp_path / "m", "--seed", "1")).fails(1, "seed: 0 -> 1")
-    # Another program's file of that name stays.
+    # Another program's file of the same name is kept.
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "config.yaml").write_text("method: fedavg\n")
     cli(*command(tmp_path, tmp_path / "exp")).fails(1, "config.yaml: made with")
@@ -326,7 +326,7 @@ def test_damaged_models_are_refused(trained, tmp_path):
 
 
 def test_every_history_has_a_distribution_over_the_words():
-    """Also over the end and <unk>, and nothing else: the start has no probability."""
+    """It covers the end and <unk> too, and nothing else: the start has no probability."""
     model = network(words=5)
     for history in itertools.product(range(1, 5), repeat=2):
         with torch.no_grad():
@@ -337,7 +337,7 @@ def test_every_history_has_a_distribution_over_the_words():
 
 
 def test_going_on_from_a_model(trained, tmp_path, cli):
-    """Its words stay, its counts are added to, and its parameters are where training begins."""
+    """Its words are kept, its counts are added to, and its parameters are the initial ones."""
     (tmp_path / "new").write_text("a w0 w1 unheard\nb w0 unheard other\n")
     still = {**OPTIONS, "epochs": 1, "optim_conf": {"lr": 1e-9}}
     (tmp_path / "still.yaml").write_text(yaml.safe_dump({"nnlm": still}))
@@ -356,14 +356,14 @@ def test_going_on_from_a_model(trained, tmp_path, cli):
     )
     added = {vocabulary.words[at]: int(new[at] - old[at]) for at in np.flatnonzero(new != old)}
     assert added == {"</s>": 2, "<unk>": 3, "w0": 2, "w1": 1} and more == unknown + 2
-    # It goes on, and so is better at once than a model that begins at random.
+    # It continues, and so is better at once than a randomly initialised model.
     lively = ("train-nnlm", trained / "text", tmp_path / "on", "--valid", trained / "valid")
     (tmp_path / "one.yaml").write_text(yaml.safe_dump({"nnlm": {**OPTIONS, "epochs": 1}}))
     cli(*lively, "--config", tmp_path / "one.yaml", "--start", trained / "m").ok()
     first = (trained / "m" / "perplexity.tsv").read_text().splitlines()[1].split("\t")[2]
     own = (tmp_path / "on" / "perplexity.tsv").read_text().splitlines()[1].split("\t")[2]
     assert float(own) < float(first)
-    # From another model, or from none, it is another training.
+    # Starting from another model, or from none, is another training.
     cli(*begin, "--start", tmp_path / "on").fails(1, "other options or other text")
     cli(*begin).fails(1, "other options or other text")
 
@@ -384,7 +384,7 @@ def test_a_model_that_cannot_be_gone_on_from(trained, tmp_path, cli, options, sa
 
 
 def test_a_sampled_sum_learns_what_the_whole_one_does(trained, tmp_path, cli):
-    """Of a few rare words at a time; and the perplexity of validation text is over all words."""
+    """It samples a few rare words at a time; validation perplexity is over all words."""
     options = {**OPTIONS, "sampled": 6, "frequent": 4}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"nnlm": options}))
     begin = ("train-nnlm", trained / "text", tmp_path / "m", "--plain", trained / "plain")
@@ -397,7 +397,7 @@ def test_a_sampled_sum_learns_what_the_whole_one_does(trained, tmp_path, cli):
     assert some < 1.2 * whole < 9
     config = yaml.safe_load((tmp_path / "m" / "config.yaml").read_text())
     assert (config["sampled"], config["frequent"]) == (6, 4)
-    # Where nothing is sampled, a config.yaml is what it was before there was the option.
+    # Without sampling, config.yaml is as before there was the option.
     assert not yaml.safe_load((trained / "m" / "config.yaml").read_text()).keys() & {
         "sampled", "frequent", "start",
     }  # fmt: skip

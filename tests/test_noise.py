@@ -1,4 +1,4 @@
-"""Noise of differential privacy: its distribution, its exactness, and the key that it is under."""
+"""Noise of differential privacy: its distribution, its exactness, and its key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draw(scale: float, size: int, name: str = "draw") -> np.ndarray:
 
 
 def fits(values: np.ndarray, scale: float) -> float:
-    """The p-value of values as discrete Laplace ones; cells beyond 20 expected are merged."""
+    """Return the p-value of discrete Laplace values; cells beyond 20 expected ones are merged."""
     edge = 0
     q = np.exp(-1 / scale)
     while len(values) * q ** (edge + 1) / (1 + q) > 20:
@@ -44,7 +44,7 @@ def fits(values: np.ndarray, scale: float) -> float:
 @pytest.mark.parametrize("scale", [0.2, 1.0, 5.5, 40.0])
 def test_noise_has_its_distribution(scale):
     assert fits(draw(scale, 300000), scale) > 1e-3
-    # The test would see half a percent of scale.
+    # The test would detect half a percent of scale.
     assert fits(draw(scale * 1.03, 300000), scale) < 1e-3
 
 
@@ -73,7 +73,7 @@ def test_noise_is_opendps():
         cells = [np.bincount(np.clip(v, low, high) - low) for v in (ours, theirs)]
         # Theirs cannot be seeded: a false alarm in a million runs.
         assert stats.chi2_contingency(cells).pvalue > 1e-6
-    # And their accountant's epsilon for our scale and sensitivity, in steps, is ours.
+    # Their accountant's epsilon for our scale and sensitivity, in steps, equals ours.
     for options in ({}, {"release": "cumulative"}, {"unit": "user", "cap": 300.0}):
         plan = plan_of(7, epsilon=0.4, **options)
         theirs = dp.m.make_laplace(*space, scale=float(plan.scale_steps)).map(plan.steps)
@@ -82,7 +82,7 @@ def test_noise_is_opendps():
 
 
 def test_coins_make_the_distribution_to_the_last_digit():
-    """P(X = x) from the coins' own probabilities, against its formula in 60 digits."""
+    """P(X = x) from the coins' own probabilities equals its formula in 60 digits."""
     mpmath.mp.dps = 60
     for scale in (Fraction(1, 3), Fraction(7), Fraction(2**36)):
         coins = [mpmath.mpf(coin) / 2**136 for coin in noise._coins(scale)]
@@ -98,7 +98,7 @@ def test_coins_make_the_distribution_to_the_last_digit():
 
 
 def test_ties_are_decided_by_all_136_bits():
-    """Tosses against whole numbers, where nearly all of a coin's bytes are met by chance or not."""
+    """Tosses equal comparisons of whole numbers, also when nearly all bytes of a coin are tied."""
     half = 1 << 135
     coins = (half, half + 3, half + (5 << 64), (7 << 128) + 1, (1 << 136) - 1, 0)
     tails = [0, 1, 2, 3, 4, (5 << 64) - 1, 5 << 64, (5 << 64) + 1, (1 << 128) - 2, (1 << 128) - 1]
@@ -137,18 +137,18 @@ def test_noise_of_words_rounds_and_chunks_has_no_correlation():
 
 
 def test_other_counts_never_meet_the_same_noise():
-    """Or the difference of two releases, as of a rerun with other data, would give them away."""
+    """Otherwise the difference of two releases, as of a rerun on other data, would reveal them."""
     plan = plan_of(1)
     counts = np.zeros(2000), np.r_[1.0, np.zeros(1999)]
     one, two = (plan.release(c, KEY, experiment="e", number=1, sender="") for c in counts)
     assert (one[1:] == two[1:]).mean() < 0.01
-    # Nor does another epsilon, which would scale the same noise.
+    # Another epsilon must not scale the same noise either.
     finer = plan_of(1, epsilon=2.0).release(counts[0], KEY, experiment="e", number=1, sender="")
     assert abs(np.corrcoef(np.sign(one), np.sign(finer))[0, 1]) < 0.1
 
 
 def test_noise_is_the_same_everywhere():
-    # A change of these values would draw a second noise for experiments that go on.
+    # A change of these values would draw a second noise for resumed experiments.
     assert draw(5.5, 8).tolist() == [1, 5, 6, -3, 1, -3, 5, 0]
     assert draw(5.5, 50000)[noise._CHUNK :][:8].tolist() == [12, -4, 11, -3, 2, -7, 3, 2]
 
@@ -158,7 +158,7 @@ def test_noise_is_the_same_everywhere():
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """An experiment, and settings of a user of its own."""
+    """Make an experiment, and separate user settings."""
     (tmp_path / "exp").mkdir()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     monkeypatch.delenv("FEDTOOLS_NOISE_KEY", raising=False)
@@ -177,7 +177,7 @@ def test_a_key_is_made_once_for_its_owner_alone(home):
     assert open_key(home / "exp").name == key.name
     secret = path.read_text().strip()
     assert len(bytes.fromhex(secret)) == 32
-    # Nothing in the experiment, nor what a traceback or a log would show, has the secret.
+    # The secret is neither in the experiment, nor in tracebacks or logs.
     left = "".join(one.read_text() for one in (home / "exp").iterdir())
     assert key.name in left
     for text in (left, repr(key), str(vars(KEY.stream("a")))):
@@ -230,7 +230,7 @@ def test_a_key_inside_the_experiment_is_refused(home):
     with pytest.raises(UserError, match="inside the experiment"):
         open_key(home / "link", home / "exp/key")
     assert list((home / "exp").iterdir()) == []
-    # Nor may a name outside lead to a key inside.
+    # A path outside must not lead to a key inside either.
     make_key(home / "exp/key")
     (home / "key").symlink_to(home / "exp/key")
     with pytest.raises(UserError, match="inside the experiment"):
@@ -243,7 +243,7 @@ def test_an_experiment_keeps_its_key(home):
     make_key(home / "two")
     with pytest.raises(UserError, match=r"not the noise key that .*exp began with"):
         open_key(home / "exp", home / "two")
-    # A key that is gone is not made again.
+    # A missing key is not replaced.
     (home / "one").unlink()
     with pytest.raises(UserError, match="put the noise key back"):
         open_key(home / "exp", home / "one")

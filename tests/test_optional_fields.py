@@ -1,7 +1,6 @@
-"""What a corpus need not tell is missing or empty, in any row: all four recipes' prepare.py.
+"""Optional fields of a corpus, missing or empty in any row: all four recipes' prepare.py.
 
-What comes out passes the checks of utils/validate_data_dir.py, and says of speakers what the corpus
-does.
+The output passes the checks of utils/validate_data_dir.py, and keeps the corpus' speaker fields.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ SOME, FEW = settings(max_examples=16, deadline=None), settings(max_examples=8, d
 
 
 def genders(data: dict[str, DataDir]) -> dict[str, str]:
-    """What the spk2gender of all data directories says."""
+    """Return the contents of spk2gender in all data directories."""
     tables = [one.path / "spk2gender" for one in data.values()]
     return {k: v for table in tables if table.exists() for k, v in read_table(table).items()}
 
 
-# What may be done to a column: a row of it is told, or empty, by its number.
+# Changes of a column: a row, by its number, has a value, or is empty.
 WHOLE, GONE, EMPTY, THIRD, FIRST = "as it is", "no such column", "empty", "a third empty", "one"
 NEEDED = ("client_id", "path", "sentence")
 
 
 def thinned(lines: list[str], fates: dict[str, str]) -> list[str]:
-    """A table without what the fates of its columns take."""
+    """Return a table with the given changes of its columns."""
     header = lines[0].split("\t")
     rows = [dict(zip(header, line.split("\t"), strict=True)) for line in lines[1:]]
     for number, row in enumerate(rows):
@@ -64,11 +63,11 @@ def test_common_voice(data):
         lines = thinned(table.read_text().splitlines(), fates)
         table.write_text("\n".join(lines) + "\n")
         if durations in (EMPTY, THIRD):
-            # Clips that the table of lengths does not have.
+            # Clips that are missing in the table of lengths.
             kept = lengths.read_text().splitlines(keepends=True)
             kept = [line for n, line in enumerate(kept) if n == 0 or (durations == THIRD and n % 3)]
             lengths.write_text("".join(kept))
-        # The accents are one of the fields that may be missing.
+        # Accents are one of the optional fields.
         options = ["--accents", "any", "--server-fraction", "0.4"]
         result = prepare("commonvoice", language, path / "data", *options).ok()
         assert f"kept {len(clips)}, dropped 0" in result.out
@@ -153,7 +152,7 @@ def test_ami(times, channels, names, roles):
                 for place, word in enumerate(speaker.words)
             ]  # fmt: skip
             name = names[number] + speaker.name[1:]
-            # Somebody without a channel has no recording; one of every meeting has.
+            # A speaker without a channel has no recording; one of every meeting has.
             channel = speaker.channel if number == 0 or channels[number] else ""
             own = replace(speaker, words=tuple(words), name=name, channel=channel)
             meetings[meeting].append(own)

@@ -1,4 +1,4 @@
-"""A slip in any recipe's YAML is told in one line, with the file and the key that was meant."""
+"""A typo in any recipe's YAML is reported in one line, with the file and the intended key."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ TOKENS = ["<blank>", "<unk>", "a", "<sos/eos>"]
 LATTICE = Lattice(train_denominator([[2, 2], [2]], TOKENS, 2, 10), len(TOKENS))
 OTHERS = {**SECTIONS, **attacks.SECTIONS, "decode": BeamOptions}
 TRAINING = {"asr": UtteranceTraining, "kws": ClipTraining, "lm": LmTraining}
-# A big model takes a second, and has the keys of a small one.
+# A large model takes a second, and has the keys of a small one.
 SMALL = ("mini", "an4")
-# What a recipe names, and a command line chooses.
+# Names used by a recipe, which a command line selects.
 NAMES = ("networks", "methods", "variants", "tasks", "tuning", "sweeps")
 
 
-# What was found to be right: a model takes longer to build than all else to check.
+# Valid models: building one takes longer than all other checks.
 RIGHT: set[str] = set()
 
 
 def check(path: Path, build: bool, place: tuple) -> None:
-    """Type what a place belongs to, as the commands do that read it."""
+    """Check a place's section, like the commands that read it."""
     content = read_yaml(path)
     plain = "fmp" if content.get("task") == "rescore" else "fedavg"
     method = place[1] if place[0] == "methods" else plain
     network = place[1] if place[0] == "networks" else next(iter(content.get("networks") or {}), "")
-    # What a section overrides is looked at without it, too.
+    # Overridden values are checked without the section, too.
     for sections in ([], ["baseline?"], [f"networks.{network}?", f"methods.{method}?"]):
         check_experiment(read_config(path, sections, []), method, path, build)
     if place[0] == "tasks":
@@ -80,7 +80,7 @@ def check_experiment(config: dict[str, Any], method: str, path: Path, build: boo
     if options.task in TRAINING:
         check_optimizer(from_mapping(TRAINING[options.task], options.training, where), where)
     if search := options.training.get("search"):
-        # Of server_labels.
+        # Options of server_labels.
         kind = Generation if is_seq2seq(options.model) else OTHERS["decode"]
         from_mapping(kind, search, f"{where}.search")
     where, known = f"{path}: model", repr((options.task, options.model))
@@ -100,7 +100,7 @@ def check_experiment(config: dict[str, Any], method: str, path: Path, build: boo
 
 
 def places(node: Any, above: tuple = ()) -> Iterator[tuple]:
-    """Every key, as the keys that lead to it."""
+    """Yield every key, as the keys that lead to it."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield (*above, key)
@@ -108,7 +108,7 @@ def places(node: Any, above: tuple = ()) -> Iterator[tuple]:
 
 
 def changed(content: dict, place: tuple, key: str, value: Any) -> dict:
-    """A copy with another key and value at a place."""
+    """Return a copy with another key and value at a place."""
     whole = copy.deepcopy(content)
     node = whole
     for name in place[:-1]:
@@ -120,7 +120,7 @@ def changed(content: dict, place: tuple, key: str, value: Any) -> dict:
 
 
 def wrong(value: Any) -> Any:
-    """A value of a type that the option cannot have."""
+    """Return a value of a type that the option cannot have."""
     if isinstance(value, (bool, int, float)):
         return str(value)
     if isinstance(value, list):
@@ -129,7 +129,7 @@ def wrong(value: Any) -> Any:
 
 
 def is_tried(place: tuple, content: dict, small: bool) -> bool:
-    """Whether a slip at a place is for a command of `check`, and is no name of the recipe's own."""
+    """Return whether `check` covers a typo at a place, and it is not the recipe's own name."""
     if place[0] in ("tuning", "sweeps", "grid") or (
         place[0] in NAMES and len(place) < 3 + (place[0] == "tasks")
     ):
@@ -143,7 +143,7 @@ def test_one_slip_in_a_recipe_is_told_in_one_line(path, tmp_path):
     small, file = path.stem in SMALL, tmp_path / path.name
     file.write_text(path.read_text())
     missed, mini = [], path.with_name("mini.yaml")
-    # What the small configuration of the corpus has, too, is tried there.
+    # Keys shared with the corpus' small configuration are tested there.
     tried = set(places(yaml.safe_load(mini.read_text()))) if path.stem not in SMALL else set()
     for place in places(content):
         if place in tried or not is_tried(place, content, small):
@@ -159,7 +159,7 @@ def test_one_slip_in_a_recipe_is_told_in_one_line(path, tmp_path):
                 check(file, small, place)
             except UserError as error:
                 said = str(error)
-                # A method that wants an option which is not there names it, too.
+                # A method that expects a missing option names it, too.
                 meant = kind == "type" or re.search(rf"mean {key!r}|needs .*\b{key}\b", said)
                 if "\n" in said or not said.startswith(str(file)) or not meant:
                     missed.append((kind, place, said))
@@ -191,12 +191,12 @@ def test_config_prints_lists_and_decimals_as_they_are_written(cli, tmp_path):
     said = cli("config", file, *keys, "corpus.server_hours").ok().out
     assert said == "1e-4 0.003\n8\n1 2 5 10\nnone a=1\n\n"
     file.write_text("corpus:\n  hours: [100, 10]\n")
-    told = "c.yaml:2: corpus: option 'hours' has 2 values: three are wanted"
+    told = "c.yaml:2: corpus: option 'hours' has 2 values: three are expected"
     cli("config", file, "corpus.hours").fails(1, told)
 
 
 def test_recipes_take_what_their_options_leave_open(tmp_path):
-    """The command line goes before the YAML; a YAML that cannot be read ends the script."""
+    """The command line has priority over the YAML; an unreadable YAML ends the script."""
     text = (ROOT / "utils" / "recipe.sh").read_text()
     (function,) = re.findall(r"^take_options\(\).*?^}$", text, re.M | re.S)
     file, script = tmp_path / "c.yaml", tmp_path / "run.sh"

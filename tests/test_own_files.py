@@ -1,4 +1,4 @@
-"""A network and a method in files of a user's own: their names are all that a recipe needs."""
+"""A network and a method in a user's own files: a recipe needs only their names."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_recipe_takes_them_by_name(tmp_path):
     for table in (accuracy, costs):
         assert "FedAvg" in table and "Part of the way" in table and "My own" in table
     assert (experiments / "mymethod" / "seed0" / "detection_test.tsv").exists()
-    # It is this method that ran, with the option of its section.
+    # This method ran, with the option of its section.
     states = {
         method: [
             load_file(experiments / method / "seed0" / f"round_000{number}" / "global.safetensors")
@@ -112,7 +112,7 @@ def test_a_recipe_takes_them_by_name(tmp_path):
         wanted = start[name] + 0.25 * (mean[name] - start[name])
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-7)
     assert any(not np.array_equal(mean[name], start[name]) for name in start)
-    # Without the folder, the name is not known.
+    # Without the folder, the name is unknown.
     without = {key: value for key, value in environment.items() if key != "FEDTOOLS_PATH"}
     assert "FEDTOOLS_PATH" not in os.environ
     refused = run(words[0], *options, "--stage", "4", "--stop_stage", "4", env=without)

@@ -1,4 +1,4 @@
-"""The package as pip sees it, and the command line's entry points."""
+"""The package as seen by pip, and the command line's entry points."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from conftest import ROOT, fedtools, run
 
 import fedtools as package
 
-# As files have the name fedtools-speech.
+# The form of fedtools-speech in file names.
 DIST = "fedtools_speech"
 
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory) -> Path:
-    """A folder with the source distribution and the wheel."""
+    """Make a folder with the source distribution and the wheel."""
     folder = tmp_path_factory.mktemp("dist")
-    # Built from a copy, because a build leaves its traces beside the sources.
+    # Built from a copy, because a build leaves files next to the sources.
     copy = folder / "a check out"
     shutil.copytree(ROOT / "fedtools", copy / "fedtools", ignore=shutil.ignore_patterns("*.pyc"))
     for folder_beside in ("tests", "utils", "local"):
@@ -57,13 +57,13 @@ def test_the_source_distribution_can_be_built(dist):
 
 
 def test_every_package_has_an_init():
-    # A folder without one would be left out of the wheel.
+    # A folder without one would be missing in the wheel.
     folders = {path.parent for path in (ROOT / "fedtools").rglob("*.py")}
     assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
 def test_what_is_pinned_meets_what_is_declared(dist):
-    """utils/requirements.txt is within setup.py's ranges, for every Python that is supported."""
+    """utils/requirements.txt is within setup.py's ranges, for every supported Python."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -71,7 +71,7 @@ def test_what_is_pinned_meets_what_is_declared(dist):
     metadata = zipfile.ZipFile(wheel).read(f"{DIST}-{package.__version__}.dist-info/METADATA")
     declared = re.findall(r"^Requires-Dist: (.+)$", metadata.decode(), re.MULTILINE)
     pins = (ROOT / "utils/requirements.txt").read_text().splitlines()
-    # These, utils/setup.sh installs by itself.
+    # utils/setup.sh installs these by itself.
     own = {"espnet", "torch", "kenlm"}
     for minor in range(10, 14):
         python = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.1"}
@@ -81,7 +81,7 @@ def test_what_is_pinned_meets_what_is_declared(dist):
                 pin = Requirement(line)
                 if pin.marker is None or pin.marker.evaluate(python):
                     name = canonicalize_name(pin.name)
-                    assert name not in pinned, f"{name} comes twice on Python 3.{minor}"
+                    assert name not in pinned, f"{name} is duplicated on Python 3.{minor}"
                     pinned[name] = str(pin.specifier).removeprefix("==")
         for line in declared:
             wanted = Requirement(line)
@@ -93,7 +93,7 @@ def test_what_is_pinned_meets_what_is_declared(dist):
 
 
 def test_an_environment_of_the_former_name_ends_with_one_distribution(tmp_path):
-    """Where the package is installed as `fedtools`, setup.sh leaves `fedtools-speech` alone."""
+    """Where the package is installed as `fedtools`, setup.sh leaves only `fedtools-speech`."""
     root, venv = tmp_path / "a checkout", tmp_path / "a venv"
     shutil.copytree(ROOT / "fedtools", root / "fedtools", ignore=shutil.ignore_patterns("*.pyc"))
     (root / "utils").mkdir()
@@ -108,13 +108,13 @@ def test_an_environment_of_the_former_name_ends_with_one_distribution(tmp_path):
             (packages / path.name).symlink_to(path)
 
     def named(name: str) -> str:
-        """Write setup.py with a distribution's name; its part of the step's mark."""
+        """Write setup.py with a distribution's name; return its part of the step's mark."""
         text = (ROOT / "setup.py").read_text().replace("fedtools-speech", name)
         (root / "setup.py").write_text(text)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def installed() -> list[str]:
-        """The distributions that have the package, and those that have the command."""
+        """Return the distributions with the package, and those with the command."""
         line = "from importlib.metadata import entry_points, packages_distributions as p\n"
         line += "print(*p()['fedtools'], *{e.dist.name for e in entry_points(name='fedtools')})"
         return run(venv / "bin" / "python", "-c", line, cwd=tmp_path).ok().out.split()

@@ -1,4 +1,4 @@
-"""An utterance in a batch: ESPnet's own encoder, given it alone, is the oracle."""
+"""An utterance in a batch, against ESPnet's own encoder on it alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENCODERS = {
     "branchformer": BranchformerEncoder,
 }
 NORMALIZERS = {"utterance_mvn": UtteranceMVN, "global_mvn": GlobalMVN}
-# Every remainder of every input layer's step, and such as are just long enough for some.
+# Every remainder of every input layer's step, and some lengths just long enough.
 LENGTHS = [140, *range(97, 106), 15, 23, 24]
 
 SIZES = {"output_size": 16, "attention_heads": 2, "num_blocks": 2}
@@ -33,7 +33,7 @@ TRANSFORMER = {**SIZES, "linear_units": 24}
 CONFORMER = {**TRANSFORMER, "cnn_module_kernel": 7, "macaron_style": True}
 BRANCHFORMER = {**SIZES, "cgmlp_linear_units": 24, "cgmlp_conv_kernel": 7}
 LATEST = {"rel_pos_type": "latest"}
-# Positions of other kinds than the default, which the encoders name differently.
+# Non-default positional encodings, whose options the encoders name differently.
 ABSOLUTE = {**LATEST, "pos_enc_layer_type": "abs_pos"}
 BY_CONVOLUTION = {"pos_enc_layer_type": "conv"}
 WIDE = {"positionwise_layer_type": "conv1d", "positionwise_conv_kernel_size": 3}
@@ -91,7 +91,7 @@ CASES += [
 
 @pytest.fixture(scope="module")
 def statistics(tmp_path_factory) -> str:
-    """A file of ESPnet's for global_mvn."""
+    """Write an ESPnet statistics file for global_mvn."""
     path = tmp_path_factory.mktemp("statistics") / "feats_stats.npz"
     mean = np.arange(BINS) / 2
     np.savez(path, count=10, sum=10 * mean, sum_square=10 * (mean**2 + 1 + np.arange(BINS)))
@@ -99,7 +99,7 @@ def statistics(tmp_path_factory) -> str:
 
 
 def utterances(lengths: list[int]) -> list[torch.Tensor]:
-    """Speech whose mean is far from 0."""
+    """Return speech whose mean is far from 0."""
     random = torch.Generator().manual_seed(1)
     bias = 5 + torch.arange(BINS) / 4
     return [torch.randn(length, BINS, generator=random) * 2 + bias for length in lengths]
@@ -130,7 +130,7 @@ def model_of(encoder: str, options: dict, normalize: tuple, statistics: str) -> 
 def alone_in_espnet(
     model: torch.nn.Module, encoder: str, options: dict, normalize: tuple, statistics: str
 ):
-    """Log posteriors of lone utterances by ESPnet's classes, with the model's parameters."""
+    """Return log posteriors of lone utterances by ESPnet's classes, with the model's parameters."""
     own = ENCODERS[encoder](input_size=BINS, **options).eval()
     own.load_state_dict(model.encoder.state_dict())
     name, conf = normalize
@@ -148,15 +148,15 @@ def alone_in_espnet(
 
 @pytest.mark.parametrize(("encoder", "options", "normalize"), CASES)
 def test_in_a_batch_as_alone(encoder, options, normalize, statistics):
-    """Equal lengths, log posteriors within 1e-4, whatever stands behind an utterance's end."""
+    """Lengths are equal and log posteriors within 1e-4, whatever follows an utterance's end."""
     model = model_of(encoder, options, normalize, statistics)
     heard = alone_in_espnet(model, encoder, options, normalize, statistics)
     speech = utterances(LENGTHS)
     batch = batch_of(speech, padding=7.0)
     with torch.no_grad():
-        # A copy is as good: methods keep some.
+        # A copy works too: some methods keep one.
         found = [log_posteriors(copy.deepcopy(model), batch)]
-        # Cut in two as by DecoupleFL, with what the extractor gives padded anew.
+        # Cut in two as by DecoupleFL, with the extractor's output padded again.
         features, lengths = BlockCut(1).extract(model, batch)
         parts = [one[:length] for one, length in zip(features, lengths.tolist(), strict=True)]
         parts = torch.nn.utils.rnn.pad_sequence(parts, True)
@@ -197,9 +197,9 @@ def test_one_hundred_and_one_frames():
 
 
 def test_padding_has_no_gradient():
-    """In training, too, an utterance's loss and gradient do not see what lies behind its end.
+    """In training, too, an utterance's loss and gradient do not depend on its padding.
 
-    With a transformer: BatchNorm's statistics, which a conformer has, are of all frames.
+    With a transformer, since a conformer's BatchNorm statistics are of all frames.
     """
     options = {**TRANSFORMER, **WIDE, "dropout_rate": 0.0, "positional_dropout_rate": 0.0}
     model = model_of("transformer", options, VARIANCE, "").train()
@@ -219,7 +219,7 @@ def test_padding_has_no_gradient():
 
 
 def test_after_a_longer_utterance_than_positions_there_are():
-    """ESPnet's table of older relative positions grows by it, and counts otherwise from then on."""
+    """A longer one enlarges ESPnet's table of older relative positions and shifts its indexing."""
     options = {**CONFORMER, "input_layer": "conv2d", "max_pos_emb_len": 30}
     model = model_of("conformer", options, NONE, "")
     heard = alone_in_espnet(model, "conformer", options, NONE, "")

@@ -1,4 +1,4 @@
-"""Pages for contributors and users: what they tell a reader to type works, from top to bottom."""
+"""Pages for contributors and users: the commands they show work, from top to bottom."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TYPED = ("A method", "A keyword network", "A task", "A corpus")
 
 
 def kaldi_corpus(folder: Path) -> Path:
-    """Write train and test as Kaldi has them: two utterances in a recording, one of each speaker
+    """Write train and test in Kaldi's format: two utterances in a recording, one of each speaker
     without a gender, and no clients."""
     noise = np.random.default_rng(0)
     texts = ("a", "so", "so b")
-    # As many speakers as egs/README.md needs, whose numbers suit AN4, and some clients.
+    # The number of speakers that egs/README.md needs, whose options suit AN4, and some clients.
     for split, speakers in (("train", 42), ("test", 10)):
         tables: dict[str, list[str]] = {
             name: [] for name in "wav.scp segments text utt2spk spk2utt spk2gender".split()
@@ -54,13 +54,13 @@ def kaldi_corpus(folder: Path) -> Path:
 
 
 def clients_of(experiment: Path) -> list[str]:
-    """Return the clients of an experiment's ledger, each as often as it took part."""
+    """Return the clients of an experiment's ledger, each repeated for every participation."""
     return [row["client"] for row in ledger(experiment) if row["client"] != "-"]
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
-    """A checkout, with packed clips where the keyword recipe leaves them."""
+    """Make a checkout, with packed clips at the keyword recipe's path."""
     root = make_checkout(tmp_path_factory.mktemp("pages"))
     packed = root / "egs/speechcommands/kws1/dump/mini/keywords"
     clips = {f"c{number}": [2, 2, 1 + number, 2] for number in range(18)}
@@ -70,13 +70,13 @@ def checkout(tmp_path_factory) -> Path:
 
 
 def test_no_block_is_left_out():
-    """What is run here, and what test_readme.py tries with --help, is all."""
+    """All blocks are run here, or tried with --help by test_readme.py."""
     tried = "".join(blocks(CONTRIBUTING, name) for name in (SET_UP, *TYPED))
     assert tried == blocks(CONTRIBUTING)
 
 
 def test_methods_networks_tasks_and_recipes_are_added(checkout, tmp_path):
-    """One section after the other in one shell, as they stand on the page."""
+    """Sections run one after the other in one shell, unchanged."""
     script = "".join(f"echo '=== {name}'\n{blocks(CONTRIBUTING, name)}" for name in TYPED)
     done = bash(script, checkout).ok()
     said = dict(re.findall(r"^=== (.+)\n((?:(?!===).*\n)*)", done.out, flags=re.M))
@@ -84,13 +84,13 @@ def test_methods_networks_tasks_and_recipes_are_added(checkout, tmp_path):
     states = sorted((checkout / "mine/exp/mynet").glob("round_*/global.safetensors"))
     assert len({path.read_bytes() for path in states}) == 2
     assert len(clients_of(checkout / "mine/exp/mynet")) == 16
-    # With FedKWS-UI and without FMP, as it is keyword spotting.
+    # With FedKWS-UI and without FMP, since it is keyword spotting.
     able = re.findall(r"^(\w+) .*, mytask$", said["A task"], re.M)
     assert {"mymethod", "fedkws_ui"} <= set(able) and "fmp" not in able
     frozen = yaml.safe_load((checkout / "mine/exp/mytask/config.yaml").read_text())
     assert frozen["task"] == "mytask"
     assert "Stages: 1 data directories, 2 features." in said["A corpus"]
-    # The recipe that the page leaves behind has stages that work.
+    # The recipe created by the page has working stages.
     corpus = kaldi_corpus(tmp_path / "corpus")
     recipe = checkout / "egs/mycorpus/asr1"
     bash(f"MYCORPUS='{corpus}' ./run.sh --tag fake", recipe).ok()
@@ -118,7 +118,7 @@ def test_a_corpus_of_ones_own_becomes_a_table(tmp_path):
 
 
 def test_the_citation_fits_the_package_and_the_readme():
-    """The version, the licence, and the papers of the README's table with all that stands there."""
+    """The version, the licence, and the papers of the README's table with all their details."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert cited["cff-version"] == "1.2.0" and cited["type"] == "software"
     assert (cited["title"], cited["version"]) == ("fedtools", __version__)

@@ -42,7 +42,7 @@ def world(tmp_path_factory) -> Path:
 
 
 def sparse(path: Path, parameters: int, *leading: int) -> None:
-    """A file of a tensor without its values: of what travels only the size is looked at."""
+    """Write a file of a tensor without its values, since only the size of messages is read."""
     path.parent.mkdir(exist_ok=True)
     header, layout = make_header({"shared": ((*leading, parameters), "float32")})
     path.write_bytes(header)
@@ -50,7 +50,7 @@ def sparse(path: Path, parameters: int, *leading: int) -> None:
 
 
 def send(folder: Path, base: str, sends: object, parameters: int) -> Payload:
-    """The message of the one client in a round: of the model, an hour of features, or nothing."""
+    """Send the one client's message in a round: the model, an hour of features, or nothing."""
     if sends == SHARED:
         model = {"shared": ((parameters,), "float32")}
         sparse(folder / "update.1.safetensors", parameters, 1)
@@ -68,10 +68,10 @@ def send(folder: Path, base: str, sends: object, parameters: int) -> Payload:
 
 
 def run_rounds(path: Path, parameters: int) -> Path:
-    """All rounds of an experiment whose shared model is of another size; nobody trains it.
+    """Run all rounds of an experiment whose shared model has another size, without training.
 
-    Messages are written, read and counted as ever; of the server's work there is no more than to
-    say by its sum whether the next state is another one.
+    Messages are written, read and counted as usual; the server only compares the checksum of the
+    next state.
     """
     federation = Federation(path)
     experiment, method = federation.experiment, federation.method
@@ -106,13 +106,13 @@ def run_rounds(path: Path, parameters: int) -> Path:
     ],
 )
 def test_the_papers_sizes(world, tmp_path, method, parameters, published, off):
-    """Table 3, GB of one client, from sizes that the paper does not tell and that fit its figures.
+    """Table 3's GB per client follow from sizes that the paper does not report but that fit.
 
     25.9 M parameters of 4 bytes, both ways in 100 rounds, are fitted to FedAvg's 20.70, and 13.4 M
-    of the classifier to FedExtract's 10.71. These are 51.7 % of them, not the half that the paper's
-    computation has: exactly half would be 10.36, which is 3.3 % less. DecoupleFL sends 256 values
-    of one byte, 25 times a second, of 100 hours once. The ledger has the classifier twice, at the
-    beginning and when it goes back: without the first of these it would be 2.36.
+    of the classifier to FedExtract's 10.71. These are 51.7 % of them, not half as in the paper's
+    computation: exactly half would give 10.36, 3.3 % less. DecoupleFL sends 256 values of one byte,
+    25 times a second, of 100 hours once. The ledger counts the classifier twice, at the start and
+    when it is sent back: without the first of these it would be 2.36.
     """
     more = ("--set", "rounds=100")
     if method == "decouplefl":
@@ -124,7 +124,7 @@ def test_the_papers_sizes(world, tmp_path, method, parameters, published, off):
     assert cost.rounds == (102 if method == "decouplefl" else 100)
     total = cost.client_bytes
     if method == "decouplefl":
-        # One hour was written; 99 more are of its size.
+        # One hour was written; 99 more have the same size.
         hour = max(int(row["bytes_up"]) for row in ledger(path))
         assert hour == pytest.approx(3600 * 25 * WIDTH, rel=1e-3)
         total += 99 * hour

@@ -1,9 +1,9 @@
-"""What the papers say, in paper_values.tsv, against conf/*/paper.yaml and the options' defaults.
+"""The papers' values, in paper_values.tsv, against conf/*/paper.yaml and the options' defaults.
 
-A row of the table has a value as it must be in force, `one of [...]` where the paper tried several,
-or `*`, and where the paper says so, in its words. In place of a section stand "open", where the
-paper is silent; "other", where ours is another than the paper's; and "own", where the paper has
-nothing of the kind. Whatever paper.yaml sets is in the table.
+A row of the table has the value that must be in force, `one of [...]` where the paper tried
+several, or `*`, and the paper's section and wording. In place of a section, "open" means that the
+paper does not report it; "other", that our value differs from the paper's; and "own", that the
+paper has no such option. Every option set by paper.yaml is in the table.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def config_of(recipe: str) -> dict:
 
 
 def leaves(options: Mapping, above: str = "") -> dict[str, object]:
-    """Dotted names of options -> their values, of which no one is a section but an empty one."""
+    """Return dotted option names -> values, none of which is a section unless it is empty."""
     found: dict[str, object] = {}
     for name, value in options.items():
         section = isinstance(value, dict) and value
@@ -49,7 +49,7 @@ def leaves(options: Mapping, above: str = "") -> dict[str, object]:
 
 
 def in_force(recipe: str, key: str) -> object:
-    """An option's value: of paper.yaml, of the recipe's script, or the default."""
+    """Return an option's value: from paper.yaml, the recipe's script, or the default."""
     config = config_of(recipe)
     if (found := leaves(config)).get(key) is not None:
         return found[key]
@@ -96,7 +96,7 @@ def test_the_papers_values_are_in_force(recipe):
         one_of = wanted.startswith("one of ")
         values = yaml.safe_load(wanted.removeprefix("one of "))
         for value in values if one_of else [values]:
-            # YAML has 1.0e-4 for a number, and 1e-4 for a word.
+            # YAML reads 1.0e-4 as a number, and 1e-4 as a string.
             found = list(found) if isinstance(found, tuple) else found
             assert type(found) is type(value), where
         assert (found in values) if one_of else (found == values), f"{where}: {found!r}"
@@ -104,7 +104,7 @@ def test_the_papers_values_are_in_force(recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_whatever_paper_yaml_sets_is_in_the_table(recipe):
-    """As the paper has it, or said to be open; each pattern of the table is of something."""
+    """Rows have the paper's value or are marked open; each table pattern matches an option."""
     keys = [row["key"] for row in ROWS if row["recipe"] == recipe]
     assert len(keys) == len(set(keys))
     found = leaves(config_of(recipe))

@@ -1,4 +1,4 @@
-"""Clients from data directories: nobody lost, nobody twice, the skew that was asked for."""
+"""Clients from data directories: no utterance lost or duplicated, and the requested skew."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACCENTS = ["us", "england", "indian", "scotland"]
 
 
 def corpus(speakers: int, each: int, path: Path = Path("data")) -> DataDir:
-    """Speakers with one accent each, in turn; every utterance also says one of ten words."""
+    """Make speakers with one accent each, in turn; every utterance also says one of ten words."""
     spk2accent = {f"s{i:03}": ACCENTS[i % len(ACCENTS)] for i in range(speakers)}
     utt2spk = {f"{spk}-{j:03}": spk for spk in spk2accent for j in range(each)}
     return DataDir(
@@ -71,7 +71,7 @@ def test_every_utterance_once_and_the_minimum_kept(
         result = partition(data, config)
     except UserError as error:
         units = speakers if whole else speakers * each
-        # Whole speakers may not divide; single utterances always do when there are enough.
+        # Whole speakers may not divide; single utterances always do if there are enough.
         assert units < clients or speakers * each < clients * least or (whole and least > 1), error
         return
     assert list(result.utt2client) == data.utterances
@@ -85,7 +85,7 @@ def test_every_utterance_once_and_the_minimum_kept(
 
 
 def label_counts(data: DataDir, config: PartitionConfig) -> np.ndarray:
-    """(labels, clients)."""
+    """Return counts, (labels, clients)."""
     utt2client = partition(data, config).utt2client
     labels, clients = (
         sorted(set(data.others["utt2word"].values())),
@@ -148,7 +148,7 @@ def test_the_same_seed_is_the_same_bytes_and_another_is_not(data, tmp_path, cli)
     first = call("a", "--seed", 1)
     assert call("b", "--seed", 2)["utt2client"] != first["utt2client"]
     assert call("c", "--seed", 1) == first
-    # Over what was there before: nothing of it is left.
+    # Over an earlier partition, of which nothing is left.
     (tmp_path / "b/utt2dur").write_text("stranger 1\n")
     assert call("b", "--seed", 1) == first
     # In a process of its own, with another hash seed.

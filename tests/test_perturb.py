@@ -1,4 +1,4 @@
-"""Speed perturbation: names and tables as Kaldi has them, and what becomes of a sine."""
+"""Speed perturbation: names and tables in Kaldi's form, and its effect on a sine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write(path: Path, **tables: dict[str, str]) -> None:
 
 @pytest.fixture
 def data(tmp_path) -> Path:
-    """Three utterances of a sine, of two speakers and one client each."""
+    """Make three utterances of a sine, with two speakers, and one client per speaker."""
     times = np.arange(round(SECONDS * RATE)) / RATE
     sine = (0.3 * np.sin(2 * np.pi * HERTZ * times)).astype(np.float32)
     for utt in UTTERANCES:
@@ -62,18 +62,18 @@ def test_names_and_tables(cli, data, tmp_path):
             assert float(found.utt2dur[name]) == pytest.approx(SECONDS / speed, abs=6e-4)
             assert found.others["utt2uniq"][name] == utt
             assert float(found.others["utt2speed"][name]) == speed
-    # Somebody is the same person at every speed.
+    # A person is the same at every speed.
     people = speakers_of(found, found.utterances)
     assert people == [found.others["utt2uniq"][name][0] for name in found.utterances]
     assert speakers_of(DataDir.read(data), UTTERANCES) == [utt[0] for utt in UTTERANCES]
     assert found.others["spk2gender"]["sp1.1-b"] == "m"
-    # An earlier run's tables do not stay.
+    # Tables of an earlier run are removed.
     cli("perturb-speed", data, tmp_path / "sp", "--speeds", "0.95").ok()
     assert list(read_table(tmp_path / "sp" / "text")) == [f"sp0.95-{u}" for u in UTTERANCES]
 
 
 def peak_hertz(features: np.ndarray) -> float:
-    """The centre of the mel filter with most energy."""
+    """Return the centre frequency of the mel filter with the most energy."""
     low, high = (1127.0 * np.log(1.0 + hertz / 700.0) for hertz in (20.0, RATE / 2))
     centres = np.linspace(low, high, features.shape[1] + 2)[1:-1]
     return float(700.0 * (np.exp(centres[features.mean(0).argmax()] / 1127.0) - 1.0))
@@ -84,7 +84,7 @@ def test_a_sine_is_higher_and_shorter(cli, data, tmp_path, with_durations):
     if not with_durations:
         (data / "utt2dur").unlink()
     cli("perturb-speed", data, tmp_path / "sp").ok()
-    # Narrow filters: 0.9 and 1.1 are apart by several.
+    # Narrow filters: 0.9 and 1.1 differ by several.
     cli("extract-features", tmp_path / "sp", tmp_path / "ark", "--num-mel-bins", 200).ok()
     run(VALIDATE, tmp_path / "sp").ok()
     reader = FeatureReader(read_table(tmp_path / "sp" / "feats.scp"))
@@ -95,7 +95,7 @@ def test_a_sine_is_higher_and_shorter(cli, data, tmp_path, with_durations):
         frames = 1 + (SECONDS / speed - 0.025) // 0.01
         assert len(features) == pytest.approx(frames, abs=1)
         assert float(durations[f"{prefix}a-2"]) == pytest.approx(SECONDS / speed, abs=6e-4)
-    # At speed 1 nothing is resampled: the very bytes of the features of the data as they are.
+    # At speed 1 nothing is resampled: features are byte-identical to those of the data.
     cli("extract-features", data, tmp_path / "plain", "--num-mel-bins", 200).ok()
     plain = FeatureReader(read_table(data / "feats.scp")).read("b-1")
     np.testing.assert_array_equal(reader.read("b-1"), plain)
@@ -141,7 +141,7 @@ def test_a_damaged_table_of_speeds_is_refused(cli, data, tmp_path):
 
 
 def test_clips_of_perturbed_data_are_refused(cli, data, tmp_path):
-    """pack-clips takes one second of audio as it is: it would not know of the speed."""
+    """pack-clips reads one second of audio and would ignore the speed."""
     cli("perturb-speed", data, tmp_path / "sp").ok()
     (tmp_path / "classes.txt").write_text("words\n")
     packed = tmp_path / "packed"
@@ -151,7 +151,7 @@ def test_clips_of_perturbed_data_are_refused(cli, data, tmp_path):
 
 
 def test_a_volume_multiplies_samples(cli, data, tmp_path):
-    """The logarithms of energies move by twice that of the factor; C order and speed stay."""
+    """Log energies change by twice the factor's logarithm; C order and speed stay."""
     cli("perturb-speed", data, tmp_path / "sp", "--speeds", "1.0 1.1").ok()
     for seed in ("3", "3", "4"):
         cli("perturb-volume", tmp_path / "sp", tmp_path / f"v{seed}", "--seed", seed).ok()
@@ -163,7 +163,7 @@ def test_a_volume_multiplies_samples(cli, data, tmp_path):
     plain, loud = (DataDir.read(tmp_path / name) for name in ("sp", "v3"))
     for utt in plain.utterances:
         before, after = (FeatureReader(one.feats_scp).read(utt) for one in (plain, loud))
-        # Where the sine is, far above the least energy that there can be.
+        # Near the sine, far above the floor of energies.
         at = before.mean(0).argmax()
         expected = 2 * np.log(float(volumes["3"][utt]))
         np.testing.assert_allclose((after - before)[:, at], expected, atol=1e-3)

@@ -1,4 +1,4 @@
-"""Attacks on what clients send of pretrained models: adapters, by which models are told apart."""
+"""Attacks on updates of pretrained models: adapters that distinguish models."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from fedtools.files.ark import write_ark
 from fedtools.files.datadir import DataDir
 from fedtools.files.tables import read_tsv
 
-# Of speech, each person has two clients.
+# In speech, each person has two clients.
 PEOPLE = {"exp": ("kim", "lou", "mia"), "known": tuple("ann bob cat dan eva fay gil hal".split())}
 LORA = {"kind": "lora", "rank": 2}
 UPPER = LORA | {"targets": ["layers.2.*"]}
 ASR = {"optim": "adamw", "optim_conf": {"lr": 0.01}, "batch_bins": 8000}
 KWS = {"optim": "sgd", "optim_conf": {"lr": 0.5}, "batch_size": 3, "stack": 2}
 KWS["augment"] = {"time_shift_ms": 0, "noise_volume": 0.0}
-# Folder, data, and more of the model.
+# Folder, data, and further options of the model.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "kws": ("mel80", "clips", {}),
     "kws kept": ("mel80", "clips", {"adapt": UPPER, "cache_frozen": True}),
@@ -52,7 +52,7 @@ LAYERS["kws"] = [*BLOCKS, "head"]
 
 
 def waves(path: Path, clients: list[str], seed: int) -> Path:
-    """A data directory of a fifth of a second of noise for each utterance."""
+    """Make a data directory of a fifth of a second of noise for each utterance."""
     data, random, matrices = DataDir(path), np.random.default_rng(seed), []
     for client in clients:
         for number in range(2):
@@ -68,7 +68,7 @@ def waves(path: Path, clients: list[str], seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models, data of two federations of other people, and speech of anybody."""
+    """Make models, data of two federations of other people, and speech of any speaker."""
     root = tmp_path_factory.mktemp("attacks")
     save_whisper(root / "mel80")
     save_recogniser(root / "whisper", bins=simulated.BINS)
@@ -106,7 +106,7 @@ def begin(world: Path, path: Path, kind: str, people: str, *more: object) -> Non
 
 
 def train(world: Path, kind: str, people: str = "exp") -> Path:
-    """An experiment after its only round, which no test changes: made once."""
+    """Run an experiment's only round, once, for tests that do not change it."""
     path = world / f"{kind} {people}"
     if path.exists():
         return path
@@ -121,7 +121,7 @@ def train(world: Path, kind: str, people: str = "exp") -> Path:
 
 
 def base_of(world: Path) -> Path:
-    """A conformer that nobody has trained."""
+    """Make an untrained conformer."""
     base = world / "conformer"
     if not base.exists():
         config = {"task": "asr", "rounds": 1, "model": CONFORMER, "training": ASR}
@@ -134,7 +134,7 @@ def base_of(world: Path) -> Path:
 
 
 def prints_of(folder: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Layer -> model -> mean and deviation."""
+    """Return layer -> model -> mean and deviation."""
     return {
         path.stem.partition("-")[2]: dict(kaldiio.load_scp(str(path)).items())
         for path in sorted(folder.glob("footprints.1.*.scp"))
@@ -143,7 +143,7 @@ def prints_of(folder: Path) -> dict[str, dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_all_attacks(world: Path, tmp_path: Path, kind: str):
-    """Footprints of all layers, on which A1 decides, and membership."""
+    """Footprints of all layers, A1's decisions, and membership are computed."""
     path, data = train(world, kind), world / MODELS[kind][1]
     look = ("attack", "footprints", path, tmp_path, "--indicator", data / "anybody", "--round", 1)
     inside(*look).ok()
@@ -154,7 +154,7 @@ def test_all_attacks(world: Path, tmp_path: Path, kind: str):
     for layer, models in found.items():
         assert models.keys() == clients
         for value in models.values():
-            # What is frozen tells nobody from anybody.
+            # Frozen layers distinguish no models.
             assert value.any() != frozen.get(layer, False)
     options = ("--resamples", "20")
     if data.name != "clips":
@@ -168,7 +168,7 @@ def test_all_attacks(world: Path, tmp_path: Path, kind: str):
     no_features.fails(1, "no features are sent in this experiment")
 
 
-# What is not applicable, and why.
+# Commands that are not applicable, with the reason.
 NOT_INVERTED = {
     "ctc wave": {"gradient matching": "takes waveforms"},
     "decoder": {"bag of tokens": "the output layer is not sent: adapters do not change it"},
@@ -179,7 +179,7 @@ NOT_INVERTED = {
     "kind", ["kws", "kws kept", "ctc", "ctc wave", "seq2seq", "decoder", "conformer"]
 )
 def test_inversion_of_updates(world: Path, tmp_path: Path, kind: str, monkeypatch):
-    """It runs, or says why not; nobody can be sure to find anything in eight iterations."""
+    """It runs, or reports why not; eight iterations need not find anything."""
     changes = {"criterion": "seq2seq", "adapt": LORA | {"targets": ["decoder.*"]}}
     monkeypatch.setitem(MODELS, "decoder", ("whisper", "speech", changes))
     look = ("--round", 1, "--each", 1, "--set", "inversion.iterations=8", "--resamples", "20")
@@ -199,7 +199,7 @@ def test_inversion_of_updates(world: Path, tmp_path: Path, kind: str, monkeypatc
 
 @pytest.mark.parametrize("kind", ["kws kept", "ctc"])
 def test_what_defences_cost(world: Path, tmp_path: Path, kind: str):
-    """Without one, as much as the next round's global model is worth."""
+    """Without a defence, the accuracy is that of the next round's global model."""
     path = train(world, kind)
     wants = ("--round", 1, "--defence", "none", "--defence", "bits=8")
     inside("attack", "utility", path, tmp_path / "u.tsv", *wants).ok()
@@ -235,7 +235,7 @@ def test_a2(world: Path, tmp_path: Path, kind: str):
 
 
 def test_footprints_are_those_of_the_merged_model(world: Path, tmp_path: Path):
-    """By hand: transformers' own layers, with what a client sent in their weights."""
+    """Footprints equal those of transformers' layers with a client's update in their weights."""
     path, anybody = train(world, "ctc"), world / "speech/anybody"
     inside("attack", "footprints", path, tmp_path, "--indicator", anybody, "--round", "1").ok()
     table = read_tsv(path / "round_0001/update.1.tsv", None)
@@ -256,7 +256,7 @@ def test_footprints_are_those_of_the_merged_model(world: Path, tmp_path: Path):
 
 @torch.no_grad()
 def _blocks(folder: Path, state: dict[str, torch.Tensor], frames: np.ndarray):
-    """What comes out of each block."""
+    """Return the outputs of each block."""
     whole = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
     encoder = whole.model.encoder
     for name, low in state.items():
@@ -275,7 +275,7 @@ def _blocks(folder: Path, state: dict[str, torch.Tensor], frames: np.ndarray):
 
 
 def test_what_cannot_be_looked_at_is_told(world: Path, tmp_path: Path):
-    """Adapters of the decoder alone, of which no layer of the encoder knows."""
+    """Adapters of the decoder alone leave the encoder's layers unchanged."""
     path = tmp_path / "e"
     changes = {"criterion": "seq2seq", "adapt": LORA | {"targets": ["decoder.*"]}}
     MODELS["decoder"] = ("whisper", "speech", changes)

@@ -1,4 +1,4 @@
-"""Pretrained models cut in two: an extractor at its client, and a classifier on what it sends."""
+"""Pretrained models cut in two: an extractor at its client, and a classifier on its features."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folders(tmp_path_factory) -> Path:
 
 
 def build(folders: Path, kind: str, **options: object) -> nn.Module:
-    """A model in which no adapter is zero."""
+    """Build a model in which no adapter is zero."""
     config = {"network": "hf", "path": str(folders / kind), **options}
     tokens = [*IDS] if kind == "seq2seq" else TOKENS
     config |= {"criterion": "seq2seq"} if kind == "seq2seq" else {}
@@ -64,7 +64,7 @@ def build(folders: Path, kind: str, **options: object) -> nn.Module:
 
 
 def cut_of(model: nn.Module, *starts: str) -> Cut:
-    """Above the parameters whose names begin so."""
+    """Return the cut above the parameters whose names start with one of `starts`."""
     names = [name for name, _ in model.named_parameters() if name.startswith(starts)]
     return Cut.above(model, names, 1 if hasattr(model.encoder, "conv_layers") else BINS)
 
@@ -81,7 +81,7 @@ def audio(kind: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("kind", SAVERS)
 @pytest.mark.parametrize("layers", [1, 2, 3, 4])
 def test_the_two_parts_are_the_model(folders, kind, layers):
-    """Whatever stands behind an utterance: in a batch, features and outputs are as alone."""
+    """In a batch, features and outputs equal those of an utterance alone, whatever the padding."""
     model = build(folders, kind, adapt=LORA | {"also": ["*layer_norm*"]})
     if layers == 4:
         # The last normalisation, which the base of wav2vec 2.0 has below its layers.
@@ -205,7 +205,7 @@ def is_personal(name: str) -> bool:
 
 
 def test_adapters_of_the_extractor_stay_at_their_clients(decoupled):
-    """Stage 1 trains these alone, stage 2 all others; no message has them, nor the base."""
+    """Stage 1 trains only these, stage 2 all others; no message has them, nor the base."""
     begun = load_file(decoupled / "init.safetensors")
     own = {name for name in begun if is_personal(name)}
     assert own and len(begun) > len(own)
@@ -278,7 +278,7 @@ def test_the_same_bytes_after_kills(world, folders, decoupled, tmp_path):
 
 
 def test_features_from_frozen_layers_that_are_kept(world, folders, tmp_path):
-    """Below the lowest adapter all is computed once, and what is sent is as without."""
+    """Layers below the lowest adapter are computed once, and the sent features are unchanged."""
     how = LORA | {"targets": ["layers.[12].*"]}
     sent = []
     for name, model in (("plain", {}), ("kept", {"cache_frozen": True})):
@@ -307,7 +307,7 @@ def test_whisper_itself(world, folders, tmp_path):
 
 
 def talkative(folder: Path, out: Path) -> Path:
-    """A Whisper that writes letters, of which place and audio decide, and ends at times."""
+    """Make a Whisper that writes letters, depending on place and audio, and ends at times."""
     shutil.copytree(folder, out)
     state = load_file(out / "model.safetensors")
     for name, value in state.items():
@@ -326,7 +326,7 @@ def talkative(folder: Path, out: Path) -> Path:
 
 
 def test_whispers_decoder_labels_what_was_sent_once(world, folders, tmp_path):
-    """What `transformers` writes by greedy search on the same features, and no more of it."""
+    """They are what `transformers` writes by greedy search on the same features, and no more."""
     path, beam = tmp_path / "e", ("--set", "training.server_labels=beam")
     search = ("--set", "training.search={beam: 1}")
     folder = talkative(folders / "seq2seq", tmp_path / "seq2seq")
@@ -345,12 +345,12 @@ def test_whispers_decoder_labels_what_was_sent_once(world, folders, tmp_path):
         for name, matrix in sent.items():
             hidden = torch.tensor(matrix)[None]
             with torch.no_grad():
-                # Zeros above adapters that have not been trained.
+                # Adapters not yet trained give zeros.
                 for layer in whole.model.encoder.layers[2:]:
                     hidden = layer(hidden, None)
                 encoded = whole.model.encoder.layer_norm(hidden)
             said = tokens.prompt(None)
-            # A second of features is 50 frames; so many tokens a second, and a few more, at most.
+            # A second of features is 50 frames; this many tokens a second, and a few more, at most.
             for _ in range(round(15 * len(matrix) / 50) + 10):
                 given = torch.tensor([said])
                 with torch.no_grad():
@@ -388,7 +388,7 @@ def test_hours_of_waveforms_are_of_samples(world, folders, tmp_path, seconds, co
 
 @pytest.mark.parametrize("model", [{}, {"cache_frozen": True}, {"criterion": "seq2seq"}])
 def test_jointly(world, folders, tmp_path, model):
-    """Extractors of all clients are trained with one classifier."""
+    """The clients' extractors are trained with one classifier."""
     path, how = tmp_path / "e", LORA | {"targets": ["*layers.[12].*"]}
     conf = ("--set", "method_conf={personal: [encoder.layers.1.*]}", "--set", "rounds=1")
     begin(world, folders, path, *conf, method="joint", adapt=how, **model).ok()

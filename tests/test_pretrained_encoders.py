@@ -1,4 +1,4 @@
-"""Pretrained encoders: what transformers makes of the same audio, whatever lies behind it."""
+"""Pretrained encoders: equal to transformers on the same audio, whatever the padding."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def waves(*shape: int) -> Tensor:
 
 
 def theirs(folder: Path, audio: Tensor) -> Tensor:
-    """What transformers makes of waveforms as they are, (N, samples)."""
+    """Return transformers' output for unmodified waveforms, (N, samples)."""
     extract = transformers.Wav2Vec2FeatureExtractor.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
     given = extract(list(audio.numpy()), sampling_rate=16_000, return_tensors="pt")
@@ -53,7 +53,7 @@ def theirs(folder: Path, audio: Tensor) -> Tensor:
 
 
 def assert_as_alone(encoder: nn.Module, inputs: Tensor, lengths: Tensor, within: float) -> None:
-    """Each row of a batch with anything behind its own frames is as the row by itself."""
+    """Check that each row of a batch, with any padding, equals the row alone."""
     found, numbers = encoder(inputs, lengths)
     for row, length in enumerate(lengths.tolist()):
         alone, [number] = encoder(inputs[row : row + 1, :length])
@@ -148,7 +148,7 @@ def test_what_is_trained_in_full_is_the_whole_encoder(wave):
     model = transformers.AutoModel.from_pretrained(wave)
     encoder = encoder_of(wave, kind="full")
     ours = sum(value.numel() for value in encoder.parameters())
-    # The direction and the length of the folded weight, and what stands for masked frames.
+    # Direction and length of the weight-normalised kernel, and the embedding of masked frames.
     length = model.encoder.pos_conv_embed.conv.parametrizations.weight.original0.numel()
     assert ours == sum(p.numel() for p in model.parameters()) - length - encoder.size
     assert not encoder_of(wave).state_dict()

@@ -1,4 +1,4 @@
-"""Pretrained models that were trained, exported for transformers and peft."""
+"""Trained pretrained models, exported for transformers and peft."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def stir(value: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(params=["seq2seq", "ctc", "kws"])
 def begun(request, world, tmp_path):
-    """An experiment, and its averaged model, which is far from where it began."""
+    """Make an experiment, and its averaged model, which is far from the initial one."""
     base = world / ("clips_whisper" if request.param == "kws" else "whisper")
     path = tmp_path / "exp"
     init(world, path, base, request.param, LORA).ok()
@@ -85,7 +85,7 @@ def ours_of(kind: str, base: Path, average: dict[str, torch.Tensor], words: int)
 
 
 def check_whisper(kind: str, ours: Any, theirs: Any, head: dict[str, torch.Tensor]) -> None:
-    """The same encoder, decoder and head."""
+    """Check that encoder, decoder and head are the same."""
     bins = theirs.config.num_mel_bins
     mel = torch.randn(2, 400, bins, dtype=torch.double)
     theirs = theirs.double().eval()
@@ -134,7 +134,7 @@ def test_transformers_and_peft_load_what_was_exported(world, begun, tmp_path):
     trained = set(load_file(base / "model.safetensors")) ^ set(
         load_file(whole / "model.safetensors")
     )
-    # An adapter of the output layer alone is not of the embedding, which it was tied to.
+    # An adapter of the output layer does not apply to the embedding tied to it.
     assert trained == ({"proj_out.weight"} if kind == "seq2seq" else set())
     init(world, tmp_path / "again", whole, kind, LORA).ok()
     inside("export", path, whole).fails(1, "already exists")
@@ -191,7 +191,7 @@ def test_the_precision_is_that_of_the_base_where_asked_for(begun, world, tmp_pat
         assert {value.dtype for value in tensors.values()} == {dtype}
         loaded = transformers.WhisperForConditionalGeneration.from_pretrained(out)
         assert loaded.dtype == dtype
-        # Adapters that do nothing yet change nothing.
+        # Untrained adapters change nothing.
         for name, value in load_file(half / "model.safetensors").items():
             assert torch.equal(tensors[name], value.to(dtype))
 

@@ -1,4 +1,4 @@
-"""Folders of pretrained models, and features for them: what is taken, and what is refused."""
+"""Folders of pretrained models, and features for them: accepted and refused ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONGEST = 4
 
 
 def record(path: Path, seconds: dict[str, float]) -> Path:
-    """A data directory of a speaker a client, with tones of so many seconds."""
+    """Make a data directory of one speaker per client, with tones of `seconds`."""
     random, data = np.random.default_rng(0), DataDir(path)
     (path / "wav").mkdir(parents=True)
     for name, length in seconds.items():
@@ -46,7 +46,7 @@ def extract(path: Path, kind: str, *more: str) -> Result:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Data of each kind of features, tokens, and two models."""
+    """Make data of each kind of features, tokens, and two models."""
     root = tmp_path_factory.mktemp("world")
     lengths = {"a-1": 0.8, "a-2": 1.3, "b-1": 2.0, "b-2": 3.1}
     for kind in KINDS:
@@ -59,7 +59,7 @@ def world(tmp_path_factory) -> Path:
 
 
 def init(world: Path, out: Path, folder: Path, kind: str, *more: str) -> list[str | Path]:
-    """What begins an experiment on features of a kind."""
+    """Return the command that begins an experiment on a kind of features."""
     config = out.with_name(f"{out.name}.yaml")
     model = {"network": "hf", "path": str(folder), "adapt": {"kind": "lora", "rank": 2}}
     training = {"optim": "adamw", "optim_conf": {"lr": 0.01}, "batch_bins": 100_000}
@@ -142,7 +142,7 @@ def pickled(folder: Path) -> None:
 
 
 def sharded(*names: str) -> Callable[[Path], None]:
-    """Weights in the first of `names`, and an index that names all."""
+    """Write weights in the first of `names`, and an index that names all."""
 
     def work(folder: Path) -> None:
         weights = load_file(folder / "model.safetensors")
@@ -263,7 +263,7 @@ def test_a_federation_trains_on_waves(world, tmp_path):
 
 
 def stub(folder: Path, text: str) -> dict[str, str]:
-    """An environment in which Python begins with `text`."""
+    """Return an environment in which Python starts by running `text`."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(text)
     return {"PYTHONPATH": f"{folder}:{ROOT}"}

@@ -1,4 +1,4 @@
-"""The recipes' whisper.yaml: every method of theirs, on a tiny model, from its section to bytes."""
+"""The recipes' whisper.yaml: all their methods, on a tiny model, from section to bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from fedtools.files.experiment import Experiment
 from fedtools.report.results import read_cost
 
-# As many as tiny.en has.
+# As many as in tiny.en.
 LAYERS = 4
 ASR = ["centralized", "fedavg", "fednorm", "fedextract", "decouplefl", "joint"]
 LOWER = ("encoder.layers.0.", "encoder.layers.1.")
@@ -27,7 +27,7 @@ KWS = ["fedavg", "fednorm", "fedextract"]
 
 
 def planned(script: str, *arguments: object) -> dict[str, list[str]]:
-    """Experiment -> the words of its line."""
+    """Return experiment -> the words of its line."""
     places = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     command = (sys.executable, ROOT / "local" / script / "experiments.py", *arguments)
     done = run(*command, env={"PATH": places}).ok()
@@ -42,7 +42,7 @@ def begin(path: str, config: Path, words: list[str], *more: object) -> Path:
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Experiments of every method, which begin with a baseline."""
+    """Begin experiments of every method, with the baseline first."""
     root = tmp_path_factory.mktemp("asr1")
     bins = simulated.BINS
     save_recogniser(root / "whisper", bins=bins, encoder_layers=LAYERS)
@@ -60,14 +60,14 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path, words in lines.items():
         experiment = begin(path, config, words, *fast)
         if "baseline" in path:
-            # What training would change of it changes nothing below.
+            # Training options that the tests below do not depend on.
             shutil.copy(experiment / "init.safetensors", experiment / "model.safetensors")
     return root / "exp"
 
 
 @pytest.mark.parametrize("method", ASR)
 def test_methods_of_asr1(speech: Path, method: str):
-    """Norms stay at clients, or the lower half of the encoder; all else that is trained is sent."""
+    """Norms, or the lower half of the encoder, stay at clients; other trained tensors are sent."""
     path = speech / method / "seed0"
     whole = load_file(path / "init.safetensors")
     assert load_file(speech / "baseline/seed0/model.safetensors").keys() == whole.keys()
@@ -89,7 +89,7 @@ def test_methods_of_asr1(speech: Path, method: str):
 
 
 def test_features_are_counted_beside_adapters(speech: Path):
-    """Columns Comm. and Comm./client: of DecoupleFL, what features take on disk, too."""
+    """Columns Comm. and Comm./client include DecoupleFL's features by their size on disk."""
     sizes = {}
     for method in ("fedavg", "decouplefl"):
         path = speech / method / "seed0"
@@ -102,8 +102,8 @@ def test_features_are_counted_beside_adapters(speech: Path):
     files = [one for one in path.glob("round_*/features.*") if one.suffix in (".ark", ".scp")]
     assert sizes["decouplefl"] == sum(file.stat().st_size for file in files)
     frames = [int(line.split()[1]) for line in (speech.parent / "data/train/utt2num_frames").open()]
-    # Positions of the 32 values that this model has, in 16 bits: windows of 10 s are more than the
-    # 4 s that it hears.
+    # Positions have this model's 32 values, in 16 bits: windows of 10 s exceed the 4 s that it
+    # reads.
     assert max(frames) <= 400
     values = len(frames) * 200 * 32
     assert 2 * values < sizes["decouplefl"] < 2.2 * values
@@ -152,7 +152,7 @@ def test_methods_of_kws1(clips, network: str, method: str):
 
 @pytest.mark.parametrize("name", ["whisper", "whisper_ctc"])
 def test_models_of_attack1(tmp_path: Path, name: str):
-    """Personalised models begin with the global one, and what is trained of them is kept."""
+    """Personalised models start from the global one, and their trained parameters are kept."""
     save_recogniser(tmp_path / "whisper", bins=simulated.BINS, encoder_layers=LAYERS)
     data = simulated.data_dir(tmp_path / "data", ["ann", "bob"], 3, log_mel=True)
     config, tokens = ROOT / f"conf/tedlium3/{name}.yaml", tmp_path / "whisper"
@@ -180,7 +180,7 @@ def test_models_of_attack1(tmp_path: Path, name: str):
         assert set(sent) == {"ctc.ctc_lo.weight", "ctc.ctc_lo.bias"}
     else:
         assert all("lora" in one for one in sent)
-    # A model for each client, none of which is where it began.
+    # A model for each client, all of which have changed.
     for one, values in sent.items():
         assert values.shape == (2, *whole[one].shape)
     changed = [

@@ -1,4 +1,4 @@
-"""Rounds on pretrained models: who takes part, labels of a teacher, kills, ranks, the ledger."""
+"""Rounds on pretrained models: sampling, labels of a teacher, kills, ranks, the ledger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TASKS = {
     "ctc": {"labels": "continuous"},
     "seq2seq": {"labels": "continuous"},
 }
-# Where they are cut off: as the second round begins, or in a training.
+# Places of the interruption: as the second round starts, or during training.
 CUT = {"kws": "round_0002/clients", "seq2seq": "clients/*/checkpoint.*"}
 
 
@@ -62,7 +62,7 @@ def begin(world: Path, path: Path, kind: str) -> Path:
 
 
 def everything(path: Path) -> dict[str, bytes]:
-    """Models, who was drawn, and what clients keep; messages are a file for each rank."""
+    """Return models, sampled clients, and client states; each rank has a file of messages."""
     patterns = ("round_*/global.safetensors", "round_*/clients", "clients/**/*.safetensors")
     found = {
         str(file.relative_to(path)): file.read_bytes()
@@ -79,7 +79,7 @@ def costs(path: Path) -> list[dict[str, str]]:
 
 
 def run_killed(path: Path, pattern: str) -> None:
-    """Let two ranks train until there is such a file; kill them, and go on in one process."""
+    """Kill two ranks once a given file exists, and resume in one process."""
     ranks = [start(path, rank, size=2) for rank in range(2)]
     wait_until(lambda: any(path.glob(pattern)))
     for process in ranks:
@@ -117,14 +117,14 @@ def test_the_same_bytes_after_a_kill_by_ranks_and_by_steps(world: Path, tmp_path
         rows = [row for row in rows if row["client"] != "-"]
         assert sorted(row["client"] for row in rows) == sorted(sampled) and len(sampled) == 2
         drawn |= set(sampled)
-        # What is trained is sent, and nothing of the base.
+        # Trained parameters are sent, and none of the base's.
         assert {int(row["bytes_up"]) for row in rows} == {size}
         down = (whole / f"round_{number:04d}/global.safetensors").stat().st_size
         assert {int(row["bytes_down"]) for row in rows} == {down}
     assert drawn <= set(CLIENTS)
     ended = load_file(whole / "round_0003/global.safetensors")
     assert all(not np.array_equal(ended[name], state[name]) for name in state)
-    # No transcript is read where the labels are a teacher's.
+    # No transcript is read with a teacher's labels.
     status = {row["status"] for row in costs(whole)}
     assert status == {"ok"} or kind == "seq2seq"
 

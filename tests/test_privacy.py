@@ -32,7 +32,7 @@ def plan_of(releases: int, even_groups: bool = False, **options) -> Plan:
 
 
 def exact_counts(plan: Plan, world: World, size: int) -> np.ndarray:
-    """What would be released without noise, (releases, size): the sum over users."""
+    """Return releases without noise, (releases, size): the sum over users."""
     found = np.zeros((plan.releases, size))
     for user in range(len(world[0])):
         spent = 0
@@ -47,7 +47,7 @@ def exact_counts(plan: Plan, world: World, size: int) -> np.ndarray:
 
 
 def observe(plan: Plan, counts: np.ndarray, trials: int, name: str) -> np.ndarray:
-    """Noisy counts, (trials, releases, size): each copy of the vocabulary is a trial."""
+    """Return noisy counts, (trials, releases, size): each copy of the vocabulary is a trial."""
     releases, size = counts.shape
     seen = np.empty((trials, releases, size))
     for at in range(releases):
@@ -58,10 +58,10 @@ def observe(plan: Plan, counts: np.ndarray, trials: int, name: str) -> np.ndarra
 
 
 def audited(one: np.ndarray, two: np.ndarray, error: float = 1e-4) -> float:
-    """A lower bound of epsilon, from a statistic of many releases of two adjacent data sets.
+    """Return a lower bound of epsilon, from a statistic of many releases of two adjacent data sets.
 
-    Events are "at least so much" and "at most so much". The first half of the trials chooses the
-    event, the second half bounds its two probabilities (Clopper and Pearson).
+    Events are "at least a threshold" and "at most a threshold". The first half of the trials
+    chooses the event, the second half bounds its two probabilities (Clopper and Pearson).
     """
     best = (-np.inf, 0.0, 1, one, two)
     for sign in (1, -1):
@@ -76,7 +76,7 @@ def audited(one: np.ndarray, two: np.ndarray, error: float = 1e-4) -> float:
 
 
 def log_ratio(one: float, two: float, trials: int, error: float = 1e-4) -> float:
-    """A lower bound of the log of the ratio of two probabilities, of shares of so many trials."""
+    """Return a lower bound of the log ratio of two probabilities, from shares of trials."""
     hits = round(one * trials), round(two * trials)
     if not hits[0]:
         return -np.inf
@@ -86,7 +86,7 @@ def log_ratio(one: float, two: float, trials: int, error: float = 1e-4) -> float
 
 
 def audit(plan: Plan, one: World, two: World, size: int, trials: int = 60000) -> float:
-    """The audited epsilon of all releases together; the statistic is the log-likelihood ratio."""
+    """Return the audited epsilon of all releases; the statistic is the log-likelihood ratio."""
     counts = exact_counts(plan, one, size), exact_counts(plan, two, size)
     seen = (observe(plan, counts[side], trials, f"world {side}") for side in (0, 1))
     ratios = [(np.abs(noisy - counts[1]) - np.abs(noisy - counts[0])).sum((1, 2)) for noisy in seen]
@@ -94,7 +94,7 @@ def audit(plan: Plan, one: World, two: World, size: int, trials: int = 60000) ->
 
 
 class Half(Plan):
-    """A mechanism with half of the noise that it needs."""
+    """A mechanism with half of the required noise."""
 
     @property
     def scale_steps(self) -> Fraction:
@@ -102,7 +102,7 @@ class Half(Plan):
 
 
 REST = [{0: 3.0, 1: 1.0}, {2: 0.7}]
-# Removing the last one of each leaves an adjacent world; both rounds have something to compose.
+# Removing the last one of each gives an adjacent world; both rounds have something to compose.
 ADJACENT: dict[str, tuple[World, World]] = {
     "word": ([[[{0: 1.0, 1: 50.0}]], [REST]], [[[{0: 1.0}]], [REST]]),
     "utterance": ([[[*REST, {1: 30.0, 2: 9.0}]], [REST]], [[REST], [REST]]),
@@ -116,7 +116,7 @@ def test_the_audit_finds_epsilon_and_no_more(unit, release):
     options = {"unit": unit, "release": release, "cap": 4.0, "epsilon": 1.0}
     one, two = ADJACENT[unit]
     found = audit(plan_of(2, **options), one, two, 3)
-    # Well above nothing, or the audit itself would be blind.
+    # Well above 0; otherwise the audit itself could detect nothing.
     assert 0.6 < found <= 1.0
     half = Half(Privacy(mechanism="laplace", **options), 2, False)
     assert audit(half, one, two, 3) > 1.5
@@ -134,7 +134,7 @@ def test_the_audit_fails_cumulative_counts_that_are_not_composed():
 
 
 def test_even_groups_cost_more_than_one_utterance():
-    # A sixth utterance at the end lets the first of five groups have two, and moves all others.
+    # A sixth utterance at the end gives the first of five groups two, and moves all others.
     one, two = (
         [[[{int(word): 5.0} for word in part]] for part in np.array_split(range(number), 5)]
         for number in (5, 6)
@@ -144,7 +144,7 @@ def test_even_groups_cost_more_than_one_utterance():
 
 
 def test_what_lies_within_a_unit_may_cost_twice_the_units_epsilon():
-    # Without its long utterance, the user's whole bound goes to another word.
+    # Without its long utterance, the user's whole bound is spent on another word.
     one, two = [[[{0: 1000.0}, {1: 4.0}]]], [[[{1: 4.0}]]]
     plan = plan_of(1, unit="user", cap=4.0)
     assert 1.2 < audit(plan, one, two, 2) <= 2.0
@@ -153,7 +153,7 @@ def test_what_lies_within_a_unit_may_cost_twice_the_units_epsilon():
 
 
 def paper_seen(counts: np.ndarray, epsilon: float, name: str, rounds: int = 1) -> np.ndarray:
-    """What releases of the paper's mechanism say of word 0, (1200,), summed over the rounds."""
+    """Return the evidence of the paper's releases about word 0, (1200,), summed over the rounds."""
     totals = np.array([counts.sum()])
     seen = [
         paper_release(
@@ -165,7 +165,7 @@ def paper_seen(counts: np.ndarray, epsilon: float, name: str, rounds: int = 1) -
     return np.reshape(seen, (-1, rounds)).sum(1)
 
 
-# An utterance in which all of 20 hypotheses have a word once, with the paper's sigma.
+# A word occurs once in all 20 hypotheses of an utterance, with the paper's sigma.
 KERNEL = float(np.exp(-(np.arange(20.0) ** 2) / (2 * 5.0**2)).sum())
 
 
@@ -175,7 +175,7 @@ KERNEL = float(np.exp(-(np.arange(20.0) ** 2) / (2 * 5.0**2)).sum())
     ids=["one word, 1-best, one release", "a word five times", "20-best", "four releases"],
 )
 def test_the_audit_of_the_papers_mechanism(count, rounds, holds):
-    # The word was never said without the utterance; the others' counts are large and known.
+    # Without the utterance the word does not occur; the other counts are large and known.
     others = np.array([0.0, 4000.0, 3000.0, 2000.0])
     adjacent = others + np.array([count, 0, 0, 0])
     found = audited(*(paper_seen(one, 1.0, f"{one[0]}", rounds) for one in (adjacent, others)))
@@ -187,7 +187,7 @@ def test_the_audit_of_the_papers_mechanism(count, rounds, holds):
 
 @st.composite
 def worlds(draw) -> tuple[World, int]:
-    """A world of up to 3 rounds, 2 users and 4 words, and the vocabulary's size."""
+    """Return a world of up to 3 rounds, 2 users and 4 words, and the vocabulary's size."""
     weights = st.sampled_from([0.25, 1.0, 1.0, 3.0, 7.3, 100.0])
     utterances = st.dictionaries(st.integers(0, 3), weights, max_size=4)
     rounds = draw(st.integers(1, 3))
@@ -196,7 +196,7 @@ def worlds(draw) -> tuple[World, int]:
 
 
 def without(world: World, at: int, user: int, utterance: int | None, word: int | None) -> World:
-    """A copy that lacks one word of an utterance, one utterance, or one user."""
+    """Copy the world without one word of an utterance, one utterance, or one user."""
     copy = [[[dict(one) for one in new] for new in users] for users in world]
     if utterance is None:
         for users in copy:
@@ -213,7 +213,7 @@ def amounts_of(world: World, size: int) -> list[list[Amount]]:
 
 
 def regroup(world: World, user: int) -> World:
-    """The same, with this user's utterances in as many groups as there are rounds, as even."""
+    """Divide this user's utterances evenly into as many groups as there are rounds."""
     everything = [one for users in world for one in users[user]]
     groups = np.array_split(np.arange(len(everything)), len(world))
     return [
@@ -235,7 +235,7 @@ def regroup(world: World, user: int) -> World:
 def test_no_unit_changes_more_than_its_sensitivity(
     made, unit, release, even, cap, mechanism, draws
 ):
-    """L1 differences of everything released, against the plan and against the ledger's levels."""
+    """L1 differences of all releases stay within the plan and the ledger's levels."""
     world, size = made
     if even:
         world = regroup(regroup(world, 0), 1)
@@ -245,7 +245,7 @@ def test_no_unit_changes_more_than_its_sensitivity(
     counts = exact_counts(plan, world, size)
     rows = ledger_rows(plan, amounts_of(world, size))
     allowed = {level: [float(row[f"epsilon_{level}"]) for row in rows] for level in UNITS}
-    # As often as rounds were drawn.
+    # Once per drawn round.
     draws = draws[: len(world)]
     again = ledger_rows(plan, amounts_of(world, size), draws)
     assert len(again) == sum(draws) + 1
@@ -294,13 +294,13 @@ def test_one_utterance_moves_others_over_the_borders_of_even_groups(cut):
             changes = [len(a ^ b) for a, b in zip(one, two, strict=True)]
             single, joint = max(single, *changes), max(joint, sum(changes))
         assert single <= plan.single and joint <= plan.joint
-        # No smaller bound would do for all such cuts.
+        # No smaller bound covers all such divisions.
         if cut == "rounded down":
             assert (single, joint) == (plan.single, plan.joint)
 
 
 def test_entries_of_one_word_are_bounded_together():
-    # As lists over hypotheses come: the same word of the same utterance in many entries.
+    # In the form of lists over hypotheses: the same word of the same utterance in many entries.
     many = Utterances.entries([0] * 9 + [1], [2] * 9 + [2], [1.0] * 10, 2, 4)
     counts, _ = plan_of(1, unit="word", cap=2.0).bound(many)
     assert counts.tolist() == [0, 0, 3, 0]
@@ -367,7 +367,7 @@ def test_a_distribution_is_positive_and_adds_up_to_one(noisy, smoothing):
     assert (made > 0).all() and made.sum() == pytest.approx(1, abs=1e-12)
     if (noisy <= 0).all():
         assert made == pytest.approx(background)
-    # A word with a larger count and no less background is no less probable.
+    # A word with a larger count and no smaller background probability is at least as probable.
     order = np.argsort(noisy)[::-1]
     assert (np.diff(method.global_distribution(noisy[order], background)) <= 1e-12).all()
 
@@ -381,7 +381,7 @@ def test_projection_is_the_nearest_vector_of_that_sum(noisy):
         return
     assert (made >= 0).all()
     assert abs(made.sum() - noisy.sum()) <= 1e-9 * scale * len(noisy)
-    # The conditions of Karush, Kuhn and Tucker: one number is subtracted from all that is left.
+    # The conditions of Karush, Kuhn and Tucker: one number is subtracted from all remaining ones.
     left = made > 0
     taken = (noisy - made)[left]
     assert np.ptp(taken) <= 1e-9 * scale
@@ -395,7 +395,7 @@ def test_counts_without_noise_are_smoothed_towards_the_background():
 
 
 def test_projection_keeps_more_of_the_counts_than_clipping():
-    """Zipfian counts of a large vocabulary: clipping turns noise into most of the distribution."""
+    """With Zipfian counts of a large vocabulary, clipping makes most of the distribution noise."""
     size = 20000
     counts = np.floor(50000 * background_of(size))
     plan = plan_of(1, cap=10.0)
@@ -408,13 +408,13 @@ def test_projection_keeps_more_of_the_counts_than_clipping():
 
 
 def test_the_papers_release_is_equation_8():
-    """Against the equation, with the noise found by a second release of counts so large ..."""
+    """The noise is found by a second release of counts so large ..."""
     marginals = np.array([[0.5, 0.5, 0.0], [0.2, 0.2, 0.6]])
     totals = np.array([3.0e9, 1.0e9])
     made = paper_release(marginals, totals, 0.5, KEY, experiment="e", number=1)
-    # ... that it vanishes: what is left is equation 6.
+    # ... that it vanishes: the rest is equation 6.
     assert made == pytest.approx(totals @ marginals / totals.sum(), abs=1e-7)
-    # With nothing to hide, noise over its own sum: 1 altogether, and often negative.
+    # With zero counts, noise over its own sum: it sums to 1, and is often negative.
     nothing = [
         paper_release(marginals, np.zeros(2), 0.5, KEY, experiment="e", number=number)
         for number in range(200)
@@ -427,7 +427,7 @@ def test_the_papers_release_is_equation_8():
 
 
 def test_the_papers_noise_has_the_papers_scale():
-    # One word of a large count keeps the sum known; the others show their noise.
+    # One word with a large count makes the sum known; the others show their noise.
     size, epsilon = 50000, 0.25
     counts = np.r_[1e9, np.zeros(size)]
     seen = paper_release(counts[None] / 1e9, np.array([1e9]), epsilon, KEY, experiment="", number=0)
@@ -462,7 +462,7 @@ def test_epsilon_and_cap_must_be_above_zero(name, value):
         Privacy(**{name: float(value)})
     with pytest.raises(UserError, match=rf"{name} is 1e-300; it must be from 1e-06"):
         from_mapping(Privacy, {name: 1e-300}, "some.yaml")
-    # Whoever makes one otherwise gets no noise of a scale of 1 / 0 either.
+    # Constructing one directly gives no noise of scale 1 / 0 either.
     if name == "epsilon":
         with pytest.raises(ValueError, match="epsilon"):
             paper_release(np.ones((1, 2)), np.ones(1), value, KEY, experiment="e", number=1)
@@ -476,7 +476,7 @@ def test_the_ends_of_what_options_may_be(epsilon, cap):
         counts, _ = plan.bound(Utterances.of([{0: 1e-7, 1: 3.0, 2: 1e12}], 4))
         noisy = plan.release(counts, KEY, experiment="e", number=1, sender="")
         assert np.isfinite(noisy).all()
-    # Noise of such a scale is none.
+    # Noise of such a scale is 0.
     if epsilon == 1e9:
         plan = plan_of(1, epsilon=epsilon, cap=cap)
         assert (plan.release(np.zeros(3), KEY, experiment="e", number=1, sender="") == 0).all()
@@ -530,7 +530,7 @@ def test_the_ledger_of_increments_and_of_cumulative_counts(tmp_path):
 
 
 def test_the_ledger_of_what_was_drawn_again():
-    """By hand: parallel increments, cumulative counts, a user's bound, and what was not drawn."""
+    """Parallel increments, cumulative counts, a user's bound, and undrawn rounds agree by hand."""
     amounts = amounts_of([[[{0: 1.0}] * 2]] * 3, 3)
 
     def totals(draws: list[int], **options) -> list[str]:
@@ -543,7 +543,7 @@ def test_the_ledger_of_what_was_drawn_again():
     # An utterance is in one round; a user's two of each round are in five releases.
     assert totals([1, 2, 2]) == ["3", "15"]
     assert totals([1, 0, 0]) == ["1.5", "3"] and totals([0, 0, 0]) == ["0", "0"]
-    # Of three cumulative releases each costs 0.5.
+    # Of three cumulative releases, each costs 0.5.
     assert totals([1, 2, 2], release="cumulative")[0] == "2.5"
     assert totals([1, 1, 3], unit="user") == ["9", "4.5"]
     rows = ledger_rows(plan_of(3), amounts, [1, 2, 0])

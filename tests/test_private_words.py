@@ -1,4 +1,4 @@
-"""Clients' own lists of words: which words they cover, and whom they help."""
+"""Clients' own word lists: the words they cover, and the clients they help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LETTERS = st.lists(st.sampled_from("abc"), max_size=8)
 
 @given(phrases=st.lists(LETTERS.filter(bool), max_size=4), words=LETTERS)
 def test_covered_words(phrases, words):
-    """From the left, the longest phrase first, by looking at all phrases at every place."""
+    """From the left, the longest phrase first, they equal a search of all phrases everywhere."""
     at = expected = 0
     while at < len(words):
         fits = [len(one) for one in phrases if words[at : at + len(one)] == one]
@@ -52,14 +52,14 @@ def best(folder: Path, **weights: float) -> dict[str, str]:
 
 
 def test_a_list_helps_its_own_client(stream, tmp_path, cli):
-    """With a bonus that outweighs all else, a listed word is in the result where any list has it.
+    """With a dominant bonus, a listed word is in the result if any hypothesis has it.
 
-    Even one that no language model knows; and of other clients nothing changes.
+    This includes words unknown to all language models; other clients' results are unchanged.
     """
     plain = best(stream)
     assert plain == by_hand(stream, scale=0.0)
     lines = [line.split("\t") for line in (stream / "nbest.tsv").read_text().splitlines()]
-    # A word that an utterance's other hypotheses have.
+    # A word in an utterance's other hypotheses.
     other = next(
         (line[0], word)
         for line in lines
@@ -85,7 +85,7 @@ def test_a_list_helps_its_own_client(stream, tmp_path, cli):
 
 
 def test_nothing_of_the_lists_is_sent(stream, tmp_path, cli):
-    """Hypotheses change by them; messages and what the server makes of them do not."""
+    """Hypotheses change by them; messages and the server's results do not."""
     plain = begin(stream, tmp_path / "plain", scale=1.0)
     before = best_text(plain)
     lines = [line.split("\t") for line in (stream / "nbest.tsv").read_text().splitlines()]
@@ -109,7 +109,7 @@ def test_nothing_of_the_lists_is_sent(stream, tmp_path, cli):
 
 
 def test_lists_of_what_was_said_first(stream, cli):
-    """Of words of the first group's best hypotheses alone; later ones would be no news."""
+    """Lists use only the first group's best hypotheses, since later words are no longer new."""
     cli("rescore-words", stream, "--rounds", T, "--most", 30).ok()
     phrases = read_phrases(stream / "phrases.tsv")
     opened = open_stream(stream)
@@ -130,7 +130,7 @@ def test_lists_of_what_was_said_first(stream, cli):
 
 
 def test_lists_of_corrected_transcripts_have_words_that_no_hypothesis_has(stream, cli):
-    """They are of the same utterances as without correction, and gain nothing there."""
+    """They are of the same utterances as without correction, and are not scored there."""
     words = ("rescore-words", stream, "--rounds", T, "--most", 30)
     cli(*words).ok()
     heard, made_of = (stream / "phrases.tsv").read_bytes(), (stream / "phrases_of").read_text()
@@ -175,7 +175,7 @@ def test_sweeps_tell_how_many_are_missed(stream, tmp_path, cli):
 
 
 def test_what_a_list_is_made_of_does_not_gain_by_it(stream, tmp_path, cli):
-    """A list knows what was said in the first group; a bonus there would be the answer itself."""
+    """A list knows the first group's words; a bonus there would use the answer itself."""
     cli("rescore-words", stream, "--rounds", T, "--most", 1000).ok()
     phrases = read_phrases(stream / "phrases.tsv")
     begins = [line.split() for line in (stream / "segments").read_text().splitlines()]
@@ -185,7 +185,7 @@ def test_what_a_list_is_made_of_does_not_gain_by_it(stream, tmp_path, cli):
         first |= {name for _, name in own[: -(-len(own) // (T + 1))]}
     assert set((stream / "phrases_of").read_text().split()) == first
     plain, helped = best(stream), best(stream, bonus=1000.0)
-    # Where all get the bonus, the first ones would gain by it, too.
+    # If all utterances got the bonus, the first ones would gain by it, too.
     shutil.copytree(stream, tmp_path / "given")
     cli("rescore-words", tmp_path / "given", "--list", stream / "phrases.tsv").ok()
     assert not (tmp_path / "given" / "phrases_of").exists()
@@ -194,7 +194,7 @@ def test_what_a_list_is_made_of_does_not_gain_by_it(stream, tmp_path, cli):
         assert helped[name] == (plain if name in first else everywhere)[name]
     assert any(everywhere[name] != plain[name] for name in first)
     assert any(everywhere[name] != plain[name] for name in plain if name not in first)
-    # Nor are its own words counted as found or missed.
+    # Its own words are not counted as found or missed either.
     truth = dict(line.split(" ", 1) for line in (stream / "text").read_text().splitlines())
     for folder, left_out in ((stream, first), (tmp_path / "given", set())):
         cli("rescore-sweep", folder, tmp_path / "o", "--vary", "bonus=0", "--set", "scale=0").ok()
@@ -207,7 +207,7 @@ def test_what_a_list_is_made_of_does_not_gain_by_it(stream, tmp_path, cli):
         (row,) = read_tsv(tmp_path / "o", None)
         assert int(row["listed"]) == sum(times for times, _ in said)
         assert int(row["missed"]) == sum(max(0, times - heard) for times, heard in said)
-    # Another list takes the place of both files; a list of other utterances is refused.
+    # Another list replaces both files; a list of other utterances is refused.
     cli("rescore-words", stream, "--list", stream / "phrases.tsv").ok()
     assert best(stream, bonus=1000.0) == everywhere
     (stream / "phrases_of").write_text("ann-000\nzoe-000\n")

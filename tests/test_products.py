@@ -1,4 +1,4 @@
-"""What the server makes of clients' adapters, against dense products and numpy's SVD."""
+"""Aggregation of adapters, against dense products and numpy's SVD."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPEC = {
     "head.weight": ((3,), "float32"),
     "low.lora_a": ((RANK, INPUTS), "float32"),
     "low.lora_b": ((OUTPUTS, RANK), "float32"),
-    # Of a layer whose A is not sent there is no product at the server.
+    # A layer whose A is not sent has no product at the server.
     "half.lora_b": ((OUTPUTS, RANK), "float32"),
 }
 WEIGHTS = [3.0, 1.0, 4.0, 1.0, 5.0]
@@ -32,7 +32,7 @@ def states() -> dict[str, dict[str, np.ndarray]]:
 
 
 def combined(folder, states, how, weights=WEIGHTS, jobs=None, before=None, ratio=0.0):
-    """The next state, and who is refused."""
+    """Return the next state, and the refused clients."""
     folder.mkdir()
     zeros = {name: np.zeros(shape, kind) for name, (shape, kind) in SPEC.items()}
     start = zeros | {"low.lora_delta": np.zeros((OUTPUTS, INPUTS), "f4")} | (before or {})
@@ -108,7 +108,7 @@ def test_adapters_that_do_nothing_can_be_trained_after_svd(tmp_path, states):
         state["low.lora_b"] = np.zeros((OUTPUTS, RANK), "f4")
     found, _ = combined(tmp_path / "r", states, "svd")
     assert not found["low.lora_b"].any()
-    # Of a product of zeros neither factor would ever have a gradient.
+    # In a product of zeros, neither factor would ever have a gradient.
     assert np.linalg.matrix_rank(found["low.lora_a"]) == RANK
 
 
@@ -138,7 +138,7 @@ def test_jobs_and_the_scale_of_weights_change_no_bit(tmp_path, states, how):
 @pytest.mark.parametrize("how", ["svd", "residual"])
 def test_who_is_refused_is_in_no_product(tmp_path, states, how):
     states["c1"]["low.lora_b"][0, 0] = np.nan
-    # Each factor is finite, and the product no number of single precision.
+    # Each factor is finite, and the product overflows single precision.
     states["c2"]["low.lora_a"] *= np.float32(1e30)
     states["c2"]["low.lora_b"] *= np.float32(1e30)
     left = {name: states[name] for name in ("c0", "c3", "c4")}

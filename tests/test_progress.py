@@ -1,4 +1,4 @@
-"""What long work says on stderr where there is no terminal."""
+"""Progress messages of long work on stderr without a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedtools.files import progress
 
 @pytest.fixture
 def said(monkeypatch, capfd):
-    """Everything that is told, with no time between lines."""
+    """Return all progress messages, with no time between lines."""
     monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", -1.0)
     return lambda: re.sub(r"\d\d:\d\d", "TIME", capfd.readouterr().err)
 
@@ -23,7 +23,7 @@ def test_words(said):
         for words in (250, 100, 150):
             bar.advance(words)
         bar.say("done")
-    # A line for each but the last, after which there is nothing left.
+    # A line for each item except the last, after which nothing is left.
     assert said() == (
         "work: 75 % of 1000 words, TIME left\nwork: 85 % of 1000 words, TIME left\ndone\n"
     )

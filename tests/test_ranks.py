@@ -55,7 +55,7 @@ def eventually(so: Callable[[], bool]) -> None:
 
 
 def _text(path: Path) -> str:
-    """What is in a file that somebody else may remove."""
+    """Return the text of a file that another process may remove."""
     with contextlib.suppress(FileNotFoundError):
         return path.read_text()
     return ""
@@ -65,11 +65,11 @@ def test_ranks_that_train_give_the_same_bytes(tmp_path):
     world = keyword_world.make_world(tmp_path)
     paths = [keyword_world.begin(world, tmp_path / name) for name in ("alone", "exp")]
     inside("rounds", paths[0], "--evaluate", "test").ok()
-    # What an earlier run has left is no rank of this one.
+    # Files of an earlier run do not count as a rank of this one.
     (paths[1] / "ranks").mkdir()
     for name in ("0", "1", "run", "0.err", "2.err"):
         (paths[1] / "ranks" / name).write_text('{"word": "old", "host": "", "process": 1}\n')
-    # In any order, rank 0 among the last.
+    # In any order, with rank 0 among the last.
     for process in [start(paths[1], rank, "--evaluate", "test") for rank in (2, 0, 1)]:
         code, error = wait(process)
         assert code == 0, error
@@ -112,7 +112,7 @@ def test_a_rank_that_outlives_a_killed_run_does_not_end_the_next(world, referenc
     path, env = counts.begin(world, tmp_path / "exp"), counts.environment(world)
     killed, orphan = (start(path, rank, size=2, SLOW="0.5", **env) for rank in range(2))
     eventually(lambda: (path / "round_0001" / ".done").exists())
-    # It sleeps, as on a machine that is not seen for a while, and wakes up in the next run.
+    # It sleeps, like a machine that is unreachable for a while, and wakes up during the next run.
     os.kill(orphan.pid, signal.SIGSTOP)
     killed.kill()
     killed.wait()
@@ -156,7 +156,7 @@ def test_a_rank_that_fails_says_why(world, tmp_path):
 def test_launchers_name_ranks_in_their_own_ways():
     slurm = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
     assert find_rank(slurm) == Rank(2, 4, 0)
-    # In a batch script without srun there is a process and no rank.
+    # A batch script without srun has a process and no rank.
     assert find_rank({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
     mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     assert find_rank(mpi) == Rank(1, 2, 1)

@@ -1,4 +1,4 @@
-"""The README files: every command in them runs, every option is known, every file is there."""
+"""The README files: all commands run, all options are known, all files exist."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ PAGES = [*READMES, CONTRIBUTING, OWN_CORPUS, ROOT / "CHANGELOG.md"]
 
 
 def commands(page: Path, heading: str = "") -> list[str]:
-    """The lines of a page's shell blocks, or of those of a section, without comments."""
+    """Return the lines of a page's shell blocks, or of a section's, without comments."""
     whole = blocks(page, heading).replace("\\\n", " ")
     lines = (line.split("#")[0].strip() for line in whole.splitlines())
     return [line for line in lines if line]
 
 
-# What takes hours, or sets up an environment. test_pages.py runs all else of the other pages.
+# Commands that take hours, or set up an environment. test_pages.py runs the rest of the other
+# pages.
 RUNS = [(page, line) for page in READMES for line in commands(page) if "run.sh" in line]
 RUNS += [(CONTRIBUTING, line) for line in commands(CONTRIBUTING, SET_UP)]
 
@@ -39,7 +40,7 @@ def test_there_are_commands():
 
 @pytest.mark.parametrize(("page", "line"), RUNS, ids=[line for _, line in RUNS])
 def test_commands_parse(page, line):
-    """With --help behind them the scripts answer, having read the options before it."""
+    """With --help appended, the scripts succeed after reading the preceding options."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-c", f"{line} {'--version' if line.startswith('tests/') else '--help'}"],
@@ -88,7 +89,7 @@ def test_files_are_there(page):
 
 
 def test_the_table_is_that_of_the_results():
-    """The README repeats a table of the mini corpus's section, and has no figure of its own."""
+    """The README repeats a table of the mini corpus's section, and has no figures of its own."""
     tables = re.findall(r"<!-- mini table of (\S+) -->\n\n(.*?)\n\n", TOP.read_text(), flags=re.S)
     assert len(tables) == 1
     for name, table in tables:

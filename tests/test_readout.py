@@ -1,4 +1,4 @@
-"""What a first layer's update tells of what is constant in a client's input."""
+"""Constant inputs of a client, read out of a first layer's update."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FEW = ("--resamples", "20", "--others", "0")
 def local_training(
     first: nn.Module, optimiser: str, steps: int, constant: torch.Tensor
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What steps on frames that end with something constant change of a first layer."""
+    """Return a first layer's change by steps on frames that end in constant values."""
     random = torch.Generator().manual_seed(1)
     last = nn.Linear(16, 5).double()
     rest = nn.Sequential(nn.ReLU(), last)
@@ -79,7 +79,7 @@ def test_after_one_step_of_sgd_it_is_the_constant(kind):
     found = constant_of(*local_training(first, "sgd", 1, constant))
     assert found.shape == (28,)
     np.testing.assert_allclose(found[8:], constant.numpy(), atol=1e-8)
-    # What is not constant is a mean of it.
+    # Values that vary give their mean.
     assert np.abs(found[:8]).max() < 3 and not np.allclose(found[:8], 0, atol=1e-3)
 
 
@@ -129,7 +129,7 @@ def test_the_constants_of_clients_are_read_out_of_what_they_send(world, tmp_path
     # The direction is right, and where padding is most of a batch the sign may be wrong.
     assert np.abs(found["cosine"]).min() > 0.999
     assert (found["cosine"] > 0).mean() > 0.9 and np.median(found["centred"]) > 0.99
-    # By hand: what the first layer sees are the constants, scaled as the global model does.
+    # By hand: the first layer's inputs are the constants, scaled by the global model.
     own = updates_world.constants(world / "train")
     state = load_file(world / "sgd" / "round_0002" / "global.safetensors")
     for client in CLIENTS[::7]:
@@ -162,7 +162,7 @@ def test_what_local_training_with_adam_leaves(world, tmp_path):
 
 
 def test_ivectors_that_change_now_and_then_are_read_out_by_their_mean(world, tmp_path):
-    """As online ones do, which recipes have: each utterance has more than one."""
+    """Online i-vectors, as in recipes, change within an utterance."""
     shutil.copytree(world / "tokens", tmp_path / "tokens")
     shutil.copytree(world / "train", tmp_path / "train")
     data = DataDir.read(tmp_path / "train")
@@ -272,7 +272,7 @@ def test_before_batchnorm_a_bias_does_not_move(tmp_path, monkeypatch):
         *("--set", "clients_per_round=null"),
     ).ok()
     fedtools("rounds", path).ok()
-    # The oracle: that is so.
+    # Check that premise.
     moved = [one["first.bias"] for one in sent(path).values()]
     weights = [one["first.weight"] for one in sent(path).values()]
     assert np.abs(moved).max() < 1e-4 * np.abs(weights).max()

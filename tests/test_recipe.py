@@ -23,7 +23,7 @@ SETS = ("server_train", "server_valid", "server_test", "train", "valid", "test")
 
 
 def outcome(recipe: Path) -> dict[str, bytes]:
-    """What a killed run must have in common with one left alone."""
+    """Return what a killed run must have in common with an uninterrupted one."""
     exp = recipe / "exp" / "fake"
     files = [
         *exp.rglob("global.safetensors"),
@@ -36,11 +36,11 @@ def outcome(recipe: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> tuple[Path, Result]:
-    """The recipe, run to its end without a disturbance, by real commands first."""
+    """Run the recipe to its end without interruption, with real commands first."""
     recipe = make_checkout(tmp_path_factory.mktemp("alone"))
     words, environment = command(recipe, first=recipe.parents[3] / "first calls")
     environment = record(recipe.parents[3] / "recorder", environment)
-    # From another directory: the recipe must not depend on where it is called.
+    # From another directory: the recipe must not depend on the current one.
     return recipe, run(*words, env=environment, cwd=recipe.parents[3]).ok()
 
 
@@ -74,7 +74,7 @@ DECODED.append((BASELINE, "server_test"))
 
 
 def test_each_command_opens_what_is_its_own(alone):
-    """Nothing is chosen on test data, and nobody is decoded or scored by another's files."""
+    """Nothing is chosen on test data, and clients are decoded and scored by their own files."""
     recipe, _ = alone
     exp, data, found = "exp/fake", "data/fake", calls(recipe.parents[3] / "recorder")
 
@@ -84,7 +84,7 @@ def test_each_command_opens_what_is_its_own(alone):
     assert sorted(found["tune"]) == [
         [folder(one, "valid"), f"{data}/valid", f"{exp}/{one}/weights.yaml"] for one in SYSTEMS
     ]
-    # What is of one set stands behind the options of all.
+    # Options of one set follow the options of all.
     decoded = {tuple(words[words.index("--ngpu") + 2 :][:3]) for words in found["decode"]}
     assert decoded == {
         (f"{exp}/{system}", f"{data}/{split}", folder(system, split)) for system, split in DECODED
@@ -166,7 +166,7 @@ def test_the_seed_decides_who_is_in_which_set(alone, tmp_path):
 
 
 def test_nothing_but_the_data_is_in_the_way(alone):
-    """No file outside of data, dump and exp is written, and none is left half-written."""
+    """No file outside data, dump and exp is written, and no partial file is left."""
     recipe, _ = alone
     made = {path.name for path in recipe.iterdir()} - {
         path.name for path in (ROOT / "egs/commonvoice/asr1").iterdir()
@@ -208,7 +208,7 @@ def test_an4_trains_on_no_speaker_it_is_judged_by_and_changes_no_speed_of_theirs
     assert {name: len(one.feats_scp) for name, one in made.items()} == {
         "train_sp": 2 * 2 * 3, "valid": 8 * 2, "test": 10 * 2,
     }  # fmt: skip
-    # Half a second at its own speed.
+    # Half a second at its original speed.
     lengths = [made[name].utt2num_frames.values() for name in ("valid", "test")]
     assert len({frames for one in lengths for frames in one}) == 1
     assert len(set(made["train_sp"].utt2num_frames.values())) == 3
@@ -245,7 +245,7 @@ def test_the_readme_tells_all_options_and_no_others():
 
 
 def test_killed_and_rerun(alone, tmp_path):
-    """kill -9 in several stages, then the same command: the same bytes as one left alone."""
+    """Killed in several stages and rerun by the same command, it writes the same bytes."""
     recipe = make_checkout(tmp_path)
     words, environment = command(recipe)
     for there in (
@@ -313,7 +313,7 @@ def test_options_of_no_data_may_change(tmp_path):
 
 
 def test_tables_are_means_over_seeds(alone):
-    """The last test: a seed more is in the way of the others."""
+    """The last test, since an additional seed disturbs the other tests."""
     recipe, _ = alone
     words, environment = command(recipe, "--stage", "4", "--seeds", "3 4")
     words[words.index("client fedavg")] = "fedavg"
@@ -329,5 +329,5 @@ def test_tables_are_means_over_seeds(alone):
     lines = [line for line in page.splitlines() if line.startswith(("| Method ", "| FedAvg "))]
     names, cells = ([cell.strip() for cell in line.split("|")] for line in lines[:2])
     assert float(cells[names.index("AVG")].split(" ± ")[0]) == pytest.approx(mean, abs=0.06)
-    # It differs from itself by nothing that could be told.
+    # Its difference from itself is not distinguishable from 0.
     assert cells[next(i for i, name in enumerate(names) if "FedAvg" in name)] == "-"

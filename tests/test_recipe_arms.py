@@ -28,7 +28,7 @@ def recipe(tmp_path_factory) -> Path:
     for name in ("conf", "fedtools", "local", "utils", "setup.py"):
         (root / name).symlink_to(ROOT / name)
     meetings = some_meetings()
-    # Another series of eval, in which somebody can be found to stand in.
+    # Another series of eval, in which a stand-in exists.
     meetings["EN2002a"] = [
         plain("EN2002a", agent, place, f"MEE9{place}0",
               [(1.0 + place + 4 * turn, 1.9 + place + 4 * turn, f"so says {agent} too")
@@ -47,7 +47,7 @@ def recipe(tmp_path_factory) -> Path:
 
 
 def test_what_each_arm_is_made_of(recipe):
-    """Lists and neural models of near and far text, and the words of mixes."""
+    """Lists and neural models of near and far text, and the words of mixes, are as configured."""
     arms = recipe / "exp" / "fake" / "arms"
     words = {
         arm: (arms / arm / "nnlm" / "seed0" / "stream_eval" / "words.txt").read_text().split()
@@ -73,7 +73,7 @@ def test_what_each_arm_is_made_of(recipe):
     }  # fmt: skip
     assert counts["mix10"]["SAYS"] == counts["far"]["SAYS"] + mixed.count("SAYS")
     assert not (arms / "cross" / "nnlm" / "seed0" / "model.safetensors").exists()
-    # One acoustic model, whose seed is none of those of neural models.
+    # One acoustic model, whose seed differs from all seeds of neural models.
     assert [path.name for path in (recipe / "exp" / "fake" / "am").iterdir()] == ["seed0"]
 
 
@@ -89,7 +89,7 @@ def test_rows_of_all_arms(recipe):
             own = [row for row in rows if (row["row"], row["scored"]) == ("fmp", "all")]
             assert {row["person"] for row in own} == persons
             assert sum(int(row["words"]) for row in own) == total
-    # Lambda is of dev, and table 4 of the far arm alone.
+    # Lambda is from dev, and table 4 from the far arm alone.
     assert (arms / "far" / "sweeps" / "seed1" / "doubt_user.tsv").exists()
     assert not (arms / "near" / "sweeps").exists()
     page = (recipe / "exp" / "fake" / "RESULTS.md").read_text()
@@ -98,7 +98,7 @@ def test_rows_of_all_arms(recipe):
 
 
 def test_the_reports_differences(recipe, tmp_path):
-    """Of many persons with known errors: the verdicts, and figures in % of the arm's NNLM."""
+    """Verdicts of many persons with known errors, and figures in % of the arm's NNLM, are right."""
     persons = [f"P{number:02}" for number in range(12)]
     random = np.random.default_rng(0)
     rates = {"nnlm": 20, "fmp": 18, "alpha": 19, "beta25": 19, "other25": 20, "beta75": 20}
@@ -173,7 +173,7 @@ def test_arms_that_need_others(recipe):
 
 
 def test_text_of_chat(tmp_path):
-    """Sentences of messages, normalised as words of meetings are; other JSON is refused."""
+    """Sentences of messages are normalised like words of meetings; other JSON is refused."""
     chat = ROOT / "local" / "ami" / "chat.py"
     message = '{"text": "Hi! I\'m ok... you? T.V. 4 me", "sender": "x"}'
     (tmp_path / "a.json").write_text(f'{{"1": {{"messages": [[{message}, {{"text": ":-)"}}]]}}}}')
@@ -182,7 +182,7 @@ def test_text_of_chat(tmp_path):
     for content, told in (("[1]", "not conversations"), ("{", "not JSON"), ("{}", "no words")):
         (tmp_path / "b.json").write_text(content)
         run(chat, tmp_path / "b.json", tmp_path / "none").fails(1, "b.json", told)
-    # What is there is not fetched again.
+    # Existing files are not fetched again.
     run(ROOT / "local" / "ami" / "chat.sh", tmp_path / "out").ok()
     run(ROOT / "local" / "ami" / "chat.sh").fails(2, "give a file")
 

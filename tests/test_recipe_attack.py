@@ -47,7 +47,7 @@ TINY = {
     "updates": {"each": 2, "references": 1, "shadows": 0, "permutations": 1},
     "decode": {"beam_size": 5, "beam_size_token": 5, "nbest": 2},
 }
-# Some of each for `some_talks`, whose talks have 16 seconds of speech.
+# A few speakers per set for `some_talks`, whose talks have 16 seconds of speech.
 OPTIONS = ("--partition", "legacy", "--hours_g", "0.01", "--seconds_per_model", "7")
 
 DEFENCE = "clip=1+noise=9"
@@ -55,7 +55,7 @@ CORPUS = "TEDLIUM_release-3"
 
 
 def make_checkout(folder: Path) -> Path:
-    """A checkout whose path has a blank, beside a fake corpus; what is fixed is linked."""
+    """Make a checkout whose path has a blank, next to a fake corpus; fixed files are links."""
     root = folder / "a checkout"
     made = shutil.ignore_patterns("data", "dump", "exp", "downloads")
     shutil.copytree(
@@ -84,7 +84,7 @@ def recipe(tmp_path_factory) -> Path:
 
 
 def surroundings(recipe: Path) -> dict[str, str]:
-    """The environment of a recipe, in which commands are not forks."""
+    """Return the environment of a recipe, in which commands are not forks."""
     return {
         **os.environ,
         "TEDLIUM": str(recipe.parents[2] / CORPUS),
@@ -93,7 +93,7 @@ def surroundings(recipe: Path) -> dict[str, str]:
 
 
 def call(recipe: Path, *more: str, first: bool = False) -> Result:
-    """Run the recipe, with further options; the first time, it has real commands too."""
+    """Run the recipe, with further options; the first time, also with real commands."""
     environment = surroundings(recipe)
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--layers", "1 3", "--speeds", "1.0 1.1")
     fixed += ("--volumes", "true", "--defences", f"none {DEFENCE}")
@@ -115,16 +115,16 @@ def test_every_personalised_model_is_a_client(recipe):
         assert Path(config["data"]["train"]).name == f"{part}_sp_vol_iv"
         assert config["model"]["criterion"] == "lfmmi"
         assert config["method_conf"]["local_epochs"] == 1
-        # Costs are measured on what its speakers said besides, and on people who are in no set.
+        # Costs are measured on its speakers' other utterances, and on people in no set.
         assert Path(config["data"]["held"]).name == f"{part}_held_iv"
         assert Path(config["data"]["newcomers"]).name == "indicator_iv"
-        # The input is scaled as by the global model; the statistics of layers do move.
+        # Inputs are scaled by the global model's statistics; the layers' statistics do change.
         with safe_open(exp / part / "round_0001" / "update.1.safetensors", "numpy") as sent:
             for name in ("encoder.scale.running_mean", "encoder.layers.0.norm.running_mean"):
                 before = load_state(exp / part / "round_0001" / "global.safetensors")[name]
                 moved = np.abs(sent.get_tensor(name) - before).max(-1) > 0
                 assert moved.all() == ("layers" in name) and moved.any() == ("layers" in name)
-        # Both begin with the global model.
+        # Both start from the global model.
         begun = (exp / part / "round_0001" / "global.safetensors").read_bytes()
         assert begun == (exp / "part1" / "round_0001" / "global.safetensors").read_bytes()
 
@@ -137,7 +137,7 @@ def test_a_model_without_ivectors(recipe):
 
 
 def test_who_is_known_and_who_is_attacked(recipe):
-    """A2 learns from Part-1 and decides Part-2; the global model is chosen by its own data."""
+    """A2 trains on Part-1 and decides Part-2; the global model is chosen on its own data."""
     found, exp = calls(recipe.parents[2] / "recorder"), "exp/fake"
     attacks = [words for words in found["attack"] if words[0] == "a2"]
     assert len(attacks) == 2
@@ -182,7 +182,7 @@ def test_defences_membership_and_sex(recipe):
         (name, on) for name in ("nothing sent", *names) for on in ("own", "newcomers", "everybody")
     ]
     assert {row["rate"] for row in rows} == {"wer"} and all(row["value"] != "-" for row in rows)
-    # Where talks are as long as two models, nothing is left of them.
+    # If talks are as long as two models, no speech is left of them.
     speakers = set(read_table(recipe / "data/fake/part2_held/utt2spk").values())
     assert 0 < len(speakers) < len(read_table(recipe / "data/fake/part2/model2speaker"))
     own = [row["speakers"] for row in rows if row["on"] == "own"]
@@ -199,7 +199,7 @@ def test_defences_membership_and_sex(recipe):
         whose = attackers if number else ["-"]
         for rows, known in (
             (weights, whose),
-            # Equation 4 learns nothing, and attributes are of nobody who is enrolled.
+            # Equation 4 is not trained, and attributes exclude all enrolled speakers.
             (sent[number], whose[:2]),
             (sex, whose[::2]),
         ):
@@ -209,7 +209,7 @@ def test_defences_membership_and_sex(recipe):
             assert {row["targets"] for row in weights if row["trials"] == "easy"} == targets
     assert read_tsv(updates / "defence0" / "readout.tsv", None)
     rows = read_tsv(updates / "membership.tsv", None)
-    # Who has two models in a part has other utterances, too, which the first was not trained on.
+    # Speakers with two models in a part also have utterances on which the first was not trained.
     assert {row["others_of"] for row in rows} == {"same speaker", "anybody"}
     known = {(row["defence"], row["attacker"]) for row in rows}
     assert known == {("none", "-"), (DEFENCE, "ignorant"), (DEFENCE, "semi-informed")}
@@ -225,7 +225,7 @@ def test_defences_membership_and_sex(recipe):
 
 
 def test_without_an_indicator_weights_alone_are_attacked(recipe, tmp_path):
-    """With a cohort of other people, whose models are in no trial."""
+    """A cohort of other people is given, whose models are in no trial."""
     exp = recipe / "exp" / "fake"
     given = ("--exp", exp / "part2", "--cohort", "exp/fake/part1", "--out", tmp_path / "updates")
     given += ("--defences", "none bits=8", "--models", recipe / "data" / "fake" / "models.tsv")
@@ -244,7 +244,7 @@ def test_without_an_indicator_weights_alone_are_attacked(recipe, tmp_path):
 
 
 def test_all_attacks_learn_from_a_cohort(recipe, tmp_path):
-    """Whose models are in no trial; A2 and inversion run behind each defence, too."""
+    """The cohort's models are in no trial; A2 and inversion run behind each defence, too."""
     exp, data = recipe / "exp" / "fake", recipe / "data" / "fake"
     given = ("--exp", exp / "part2", "--cohort", "exp/fake/part1", "--out", tmp_path / "updates")
     given += ("--defences", "none bits=8", "--models", data / "models.tsv", "--nj", "1")
@@ -273,9 +273,9 @@ def test_all_attacks_learn_from_a_cohort(recipe, tmp_path):
 
 
 def test_a_corpus_that_tells_no_sex(recipe, tmp_path):
-    """Where all labels are <NA>, the other attacks go on, and so does the report.
+    """If all labels are <NA>, the other attacks and the report still run.
 
-    Other attributes have tables of their own; membership is of single clients, of no means.
+    Other attributes have tables of their own; membership is of single clients, not means.
     """
     exp, data = recipe / "exp" / "fake", recipe / "data" / "fake"
     rows = read_tsv(data / "models.tsv", None)
@@ -308,7 +308,7 @@ def test_a_corpus_that_tells_no_sex(recipe, tmp_path):
 
 
 def test_other_ivectors_want_another_tag(recipe):
-    """In the place of these, the experiments that began with them could not go on."""
+    """If they replaced the present ones, existing experiments could not continue."""
     config = yaml.safe_load((recipe / "tiny.yaml").read_text())
     config["ivectors"]["gaussians"] += 1
     (recipe / "other.yaml").write_text(yaml.safe_dump(config))
@@ -337,7 +337,7 @@ def test_the_report(recipe):
     for row in rows[2:12]:
         assert (row[-3] == "-") == ("PLDA" not in row[1]) and row[-2] != "-"
     assert rows[2][-1] == "0.86" and rows[3][-1] == "12.31"
-    # The least of all layers, as the attack's own table has it.
+    # The minimum over all layers, as in the attack's own table.
     told = read_tsv(recipe / "exp" / "fake" / "a1.relu.part2" / "a1.tsv", COLUMNS)
     own = [row for row in told if row["trials"] == "easy" and row["scores"] == "both"]
     least = min(own, key=lambda row: float(row["low"]) + float(row["high"]))
@@ -351,7 +351,7 @@ def test_the_report(recipe):
 
 
 def test_where_the_activations_of_each_attack_are_taken(recipe, tmp_path):
-    """`--parts affine` leaves A1 before the ReLU alone; A2 is after it."""
+    """`--parts affine` gives A1 only activations before the ReLU; A2 uses those after it."""
     page = (recipe / "exp" / "fake" / "RESULTS.md").read_text()
     assert "(table 2), activations after the ReLU." in page
     exp = tmp_path / "exp"
@@ -378,7 +378,7 @@ def test_the_readmes_example_of_any_experiment(recipe):
 
 
 def test_a_mini_corpus_of_another_size(recipe):
-    """Two models of each talk, whose trials are of the same recording and of others."""
+    """Two models of each talk; their trials are of the same recording and of others."""
     pytest.importorskip("espeakng_loader")
     sizes = "--speakers 6 --talks 2 --channels 2 --seconds 16"
     call(recipe, "--mini_corpus", sizes, "--tag", "other").fails(2, "TEDLIUM is set in db.sh")
@@ -436,7 +436,7 @@ def test_data_that_experiments_began_with_are_not_made_anew(recipe, options, mad
 )
 def test_models_of_other_options_are_refused_by_the_experiments(recipe, options):
     refused = call(recipe, "--stage", "6", "--stop_stage", "6", *options)
-    # Of both experiments of the wave, the last one's log is told last.
+    # Of both experiments of the wave, the last one's log is shown last.
     for part in ("part1", "part2"):
         assert f"{part}/config.yaml: made with another configuration" in refused.err
     assert refused.code == 1

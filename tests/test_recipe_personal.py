@@ -15,7 +15,7 @@ EXTRACTOR = ["encoder.embed.*", "encoder.encoders.0.*"]
 
 
 def checkout(folder: Path) -> Path:
-    """A checkout with a configuration that has all methods and variants."""
+    """Make a checkout with a configuration that has all methods and variants."""
     recipe = make_checkout(folder)
     config = copy.deepcopy(TINY)
     config["model"]["encoder_conf"]["num_blocks"] = 2
@@ -43,7 +43,7 @@ def checkout(folder: Path) -> Path:
 
 
 def run_with(recipe: Path, *more: str) -> Path:
-    """Run the recipe with other options; the folder of its experiments."""
+    """Run the recipe with other options; return the folder of its experiments."""
     words, environment = command(recipe, *more)
     at = words.index("client fedavg")
     del words[at - 1 : at + 1]
@@ -53,7 +53,7 @@ def run_with(recipe: Path, *more: str) -> Path:
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory) -> Path:
-    """DecoupleFL and centralised training on labels of the baseline, and attacks."""
+    """Run DecoupleFL and centralised training on labels of the baseline, and attacks."""
     recipe = checkout(tmp_path_factory.mktemp("labelled"))
     methods = ("--methods", "centralized decouplefl+cnn", "--labels", "fixed", "--sit", "true")
     return run_with(recipe, *methods, "--attacks", "true")
@@ -90,7 +90,7 @@ def test_the_report_has_attacks_and_maps(labelled):
     for name in ("cross", "tsne-decouplefl-cnn-sit-fixed"):
         assert f"(RESULTS-fake-{name}.png)" in page
         assert (labelled / f"RESULTS-fake-{name}.png").read_bytes()[:4] == b"\x89PNG"
-    # All models but FedAvg-like ones are of a client each.
+    # All models except FedAvg-like ones belong to one client each.
     crossed = (labelled / "cross.tsv").read_text().splitlines()
     assert len(crossed) == 1 + 9 and all(line.startswith("DecoupleFL") for line in crossed[1:])
 
@@ -123,13 +123,13 @@ def test_speakers_as_clients_and_newcomers(tmp_path):
     exp = run_with(recipe, "--methods", "decouplefl", *more)
     data, path = recipe / "data" / "fake", exp / "decouplefl" / "seed3"
     speakers = set(table(data / "train" / "utt2spk").values())
-    # Of a real corpus, they are speakers of any accent.
+    # In a real corpus, they are speakers of any accent.
     assert {name.partition("-")[0] for name in speakers} == {"any"}
     assert "--accents any " in (exp / "data_options").read_text()
     assert " --server-fraction 0.4 " in (exp / "data_options").read_text()
-    # Somebody who is heard at several speeds is one client, with one speaker.
+    # A speaker recorded at several speeds is one client.
     assert set((path / "clients.txt").read_text().split()) == speakers
-    # Thousands of models of their own would be of no use: nobody is tested who has one.
+    # Thousands of personal models would be useless: no test speaker has one.
     assert list(path.glob("clients/*/round_*/personal.safetensors"))
     assert not list(path.glob("clients/*/model.safetensors"))
     assert (path / "model.safetensors").exists()

@@ -51,7 +51,7 @@ def recipe(tmp_path_factory) -> Path:
     set_bonus(recipe, 0)
     call(recipe, "--stage", "9").ok()
     call(recipe, "--epsilon", "0.0").fails(2, "must be above 0")
-    # Other clients need another tag, or experiments would mix them.
+    # Other clients need another tag, so that experiments do not mix them.
     call(recipe, "--clients", "meeting").fails(1, "give another --tag")
     return recipe
 
@@ -59,7 +59,7 @@ def recipe(tmp_path_factory) -> Path:
 def call(
     recipe: Path, *more: str, first: bool = False, variables: Mapping[str, str] | None = None
 ) -> Result:
-    """Run the recipe, with further options; the first time, it has real commands too."""
+    """Run the recipe, with further options; the first time, also with real commands."""
     environment = {
         **os.environ,
         "AMI": str(recipe.parents[2] / "ami"),
@@ -94,7 +94,7 @@ def test_annotations_that_are_spoken(recipe):
 
 
 def set_bonus(recipe: Path, bonus: int) -> None:
-    """What dev is to have chosen for either pass, for stage 9."""
+    """Set the bonuses that dev would have chosen for either pass, for stage 9."""
     for name in ("bonus", "first_bonus"):
         path = recipe / "exp" / "fake" / "nnlm" / "seed0" / f"{name}.yaml"
         path.write_text(yaml.safe_dump({"bonus": bonus}))
@@ -118,14 +118,14 @@ def test_federations_of_table_2(recipe):
 
 
 def test_nothing_is_chosen_on_eval(recipe):
-    """Weights, lambda, bonuses and the rate: the streams, lists and transcripts are dev's."""
+    """Weights, lambda, bonuses and the rate use the streams, lists and transcripts of dev."""
     am, nnlm = "exp/fake/am/seed0", "exp/fake/nnlm/seed0"
     found = calls(recipe.parents[2] / "recorder")
     assert found["tune"] == [[f"{am}/decode_dev", "data/fake/dev", f"{am}/weights.yaml"]]
     tuned = [words[:2] for words in found["rescore-tune"]]
     named = ("weights", "scale", "bonus", "density", "doubt_utterance", "doubt_user")
     assert tuned == [[f"{nnlm}/stream_dev", f"{nnlm}/{name}.yaml"] for name in named]
-    # What is tuned first is fixed after it: lambda alone is tuned with the weights.
+    # The first tuned values are fixed afterwards: only lambda is tuned with the weights.
     sections = [words[words.index("--section") + 1] for words in found["rescore-tune"]]
     assert sections == [f"tuning.{name.partition('_')[0]}" for name in named]
     tried = [{word.split("=")[0] for word in words[2:]} for words in found["rescore-tune"]]
@@ -136,7 +136,7 @@ def test_nothing_is_chosen_on_eval(recipe):
         (f"data/fake/{name.partition('_')[0]}", f"{nnlm}/rescored_{name}", f"{nnlm}/stream_{name}")
         for name in ("dev", "eval", *(["eval_words"] if len(streams) > 2 else []))
     }
-    # Rates and bonuses are compared by what is scored on dev.
+    # Rates and bonuses are compared by scores on dev.
     tuned_by = {words[2]: words[0] for words in found["score"] if "dev" in words[2]}
     compared = [f"exp/fake/finetuned_dev/seed0/{rate}/best" for rate in ("1e-5", "1e-2")]
     assert {*compared, f"{am}/decode_dev/best"} <= tuned_by.keys()
@@ -168,7 +168,7 @@ def test_privacy_by_bounds_of_dev(recipe):
     data, exp = recipe / "data" / "fake" / "dev", recipe / "exp" / "fake"
     bounds = yaml.safe_load((exp / "nnlm" / "seed0" / "bounds.yaml").read_text())
     lengths = sorted(len(said.split()) for said in read_table(data / "text").values())
-    # Three of four have at most so many.
+    # Three of four have at most this many.
     for share, holds in ((bounds["utterance"], True), (bounds["utterance"] - 1, False)):
         within = sum(length <= share for length in lengths) >= 0.75 * len(lengths)
         assert within == holds
@@ -211,7 +211,7 @@ def test_private_words_in_the_first_pass(recipe):
         name: (am / f"decode_{name}" / "nbest.tsv").read_text().splitlines()
         for name in ("eval", "eval_listed4", "eval_words")
     }
-    # What lists were taken from is heard as without them.
+    # Utterances from which lists were taken are decoded as without them.
     merged = [line for line in lists["eval"] if line.split("\t")[0] in taken]
     merged += [line for line in lists["eval_listed4"] if line.split("\t")[0] not in taken]
     assert taken and sorted(merged) == sorted(lists["eval_words"])
@@ -244,7 +244,7 @@ def test_the_report(recipe):
     for row in read_tsv(exp / "sweeps" / "seed0" / "nothing.tsv", None):
         told = cells(page, f"nothing released (alpha 0, beta {float(row['beta']):g})")
         assert row["alpha"] == "0.0" and told[3] == row["wer"]
-    # Under doubt the noise is the same as without it, and nothing is done where dev believes all.
+    # Under doubt the noise is the same as without it, and nothing changes if dev accepts all.
     tables = [
         read_tsv(exp / "sweeps" / "seed0" / f"{name}.tsv", None)
         for name in ("utterance", "doubt_utterance")
@@ -256,7 +256,7 @@ def test_the_report(recipe):
 
 
 def damaged(said: dict[str, str], every: int) -> tuple[dict[str, str], dict[str, int]]:
-    """Each utterance's first word replaced, of every so many; and errors by utterance."""
+    """Replace the first word of every `every`-th utterance; return hypotheses and errors."""
     names = [name for index, name in enumerate(sorted(said)) if index % every == 0]
     heard = {
         name: " ".join(["ZZZ", *words.split()[1:]] if name in names else words.split())
@@ -266,13 +266,13 @@ def damaged(said: dict[str, str], every: int) -> tuple[dict[str, str], dict[str,
 
 
 def cells(page: str, row: str) -> list[str]:
-    """Of the first row of a table that begins so."""
+    """Return the cells of a table's first row that begins with `row`."""
     line = next(line for line in page.splitlines() if line.startswith(f"| {row}"))
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_the_reports_figures(recipe, tmp_path):
-    """Of two seeds, from texts with known errors and from sweeps with known figures."""
+    """Two seeds, from known errors and sweeps with known figures, give known tables."""
     exp, data = tmp_path / "exp", recipe / "data" / "fake" / "eval"
     shutil.copytree(recipe / "exp" / "fake", exp)
     for path in list(exp.glob("**/seed0")):
@@ -323,7 +323,8 @@ def test_the_reports_figures(recipe, tmp_path):
     value, unit = own[5].split()
     assert float(value) * {"B": 1, "kB": 1e3, "MB": 1e6}[unit] == pytest.approx(sent, rel=0.01)
     assert float(own[6]) == pytest.approx(seconds, abs=0.006)
-    # Tables 3 and 4: mean and deviation of 10 and 12, means of bounds; what is published beside.
+    # Tables 3 and 4: mean and deviation of 10 and 12, means of bounds; published values next to
+    # them.
     figures = ["11.00 ± 1.41", "-5.0 [-6.5, +1.0]"]
     assert cells(text, "0.5   | 0.25")[:6] == ["0.5", "0.25", "5.0", *figures, "31.24"]
     paper = cells(text, "the paper's equations")
@@ -331,12 +332,12 @@ def test_the_reports_figures(recipe, tmp_path):
     # and the worst.
     drawn = ["11.50 ± 1.41", "-3.5", "2.1", "-1.0"]
     assert paper[1:] == ["8.0", "-", *drawn, "-"]
-    # What two seeds cost the same people; and what is had without any release.
+    # Costs of two seeds for the same people, and the result without any release.
     assert cells(text, "Laplace on bounded")[1:] == ["8.0", "16", *drawn, "-"]
     nothing = cells(text, "nothing released (alpha 0, beta 0.25)")
     assert nothing[1:] == ["0", "0", *figures, "-", "-", "-"]
     assert cells(text, "the same, clients ignoring")[1:] == ["8.0", "16", *drawn, "-"]
-    # A copy of an experiment has released nothing more.
+    # A copy of an experiment has no further releases.
     assert "for one utterance; of all seeds 8 for one utterance |" in text
     words = [line for line in text.splitlines() if line.startswith("| private words")]
     assert "bonus 1, 2 in the first pass" in words[1]

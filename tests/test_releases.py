@@ -25,7 +25,7 @@ from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.ledger import Spent, together
 from fedtools.privacy.releases import Releases
 
-# By the clock, so that an utterance is in one release: epsilon is what one of them costs.
+# By time, so that an utterance is in one release: epsilon is the cost of one.
 LAPLACE = {
     "privacy": {"mechanism": "laplace", "epsilon": 1.0, "cap": 4.0},
     "groups": "clock",
@@ -42,13 +42,13 @@ def stream(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def fixed(key, monkeypatch) -> str:
-    """A nonce that is set, so that two folders can be compared."""
+    """Set a fixed nonce, so that two folders can be compared."""
     monkeypatch.setenv("FEDTOOLS_NONCE", NONCE)
     return NONCE
 
 
 def make(stream: Path, path: Path, rounds: int = 0, **options):
-    """An experiment of which so many rounds are complete."""
+    """Make an experiment with a number of complete rounds."""
     config = {"task": "rescore", "rounds": T, "method_conf": options}
     path.with_suffix(".yaml").write_text(yaml.safe_dump(config))
     arguments = ("--config", path.with_suffix(".yaml"), "--method", "fmp")
@@ -66,13 +66,13 @@ def states(path: Path) -> list[bytes]:
 
 
 def noise(path: Path, number: int) -> np.ndarray:
-    """Of the server in a round, by what it was sent; of increments."""
+    """Return the server's noise in a round of increments, from the state it sent."""
     total = sum(sent(path, number).values())
     return counts_after(path, number) - counts_after(path, number - 1) - total
 
 
 def apart(one: np.ndarray, two: np.ndarray) -> bool:
-    """Whether noise of a scale of thousands of steps is not the same one, nor a part of it."""
+    """Return whether noise of a scale of thousands of steps is neither equal nor partly equal."""
     words = one[1:] != two[1:]
     return words.mean() > 0.9
 
@@ -84,7 +84,7 @@ def total(path: Path) -> dict[str, float]:
 
 
 class Killed(BaseException):
-    """In the place of kill -9."""
+    """Exception that replaces kill -9."""
 
 
 def run_until(path: Path, monkeypatch, stop) -> bool:
@@ -110,7 +110,7 @@ def run_until(path: Path, monkeypatch, stop) -> bool:
 
 @pytest.mark.parametrize("options", [LAPLACE, BY_CLIENT, {"privacy": {"mechanism": "paper"}}])
 def test_a_rerun_in_another_folder_has_other_noise(stream, tmp_path, key, options):
-    """Or equal counts would show themselves by equal noise, and who is missing by the others."""
+    """Otherwise equal counts would have equal noise, and show which client is missing."""
     one, two = tmp_path / "one", tmp_path / "two"
     for path in (one, two):
         make(stream, path, T, **options)
@@ -118,18 +118,18 @@ def test_a_rerun_in_another_folder_has_other_noise(stream, tmp_path, key, option
         if options is BY_CLIENT:
             messages = sent(one, number), sent(two, number)
             assert all(apart(messages[0][name], messages[1][name]) for name in messages[0])
-        # What is below 0 of the paper's marginals becomes 0.
+        # The paper's marginals replace negative values by 0.
         assert (counts_after(one, number) != counts_after(two, number)).sum() > 5
 
 
 def test_a_nonce_that_was_set(stream, tmp_path, fixed):
-    """Two folders of the same experiment are the same; what differs in anything has other noise."""
+    """Two folders of the same experiment are equal; any difference changes the noise."""
     paths = [tmp_path / name for name in ("one", "two", "three", "four")]
     told = make(stream, paths[0], T, **LAPLACE)
     assert "warning: the nonce" in told.err
     make(stream, paths[1], T, **LAPLACE)
     assert states(paths[0]) == states(paths[1])
-    # Lists that only the last group hears: the counts of the first rounds are the same.
+    # Lists used only by the last group: the counts of the first rounds are the same.
     other = tmp_path / "stream"
     shutil.copytree(stream, other)
     last = next(
@@ -167,7 +167,7 @@ def test_other_words_for_a_nonce(stream, tmp_path, key, monkeypatch):
     inside("init", tmp_path / "two", *config).ok()
     nonces = [(tmp_path / name / "nonce").read_text() for name in ("one", "two")]
     assert len(set(nonces)) == 2
-    # Neither the nonce nor which key it was may be changed, or taken away.
+    # Neither the nonce nor the record of the key may be changed or removed.
     for name in ("nonce", "noise_key"):
         kept = (tmp_path / "two" / name).read_text()
         for left in ("0" * 32 + "\n", None):
@@ -185,7 +185,7 @@ def test_other_words_for_a_nonce(stream, tmp_path, key, monkeypatch):
 
 
 def test_an_experiment_that_was_begun_before_there_were_nonces(stream, tmp_path, key):
-    """With privacy it is refused; without, it never had any of this."""
+    """With privacy it is refused; without, it never needed any."""
     path, plain = tmp_path / "old", tmp_path / "plain"
     make(stream, path, 1, **LAPLACE)
     sums = (path / "sha256sums").read_text().splitlines(keepends=True)
@@ -200,14 +200,14 @@ def test_an_experiment_that_was_begun_before_there_were_nonces(stream, tmp_path,
     assert not (plain / "nonce").exists() and not (plain / "releases.tsv").exists()
 
 
-# One release a round.
+# One release per round.
 
 
 @pytest.mark.parametrize(("sends", "trust"), [("increments", "server"), ("cumulative", "client")])
 def test_killed_at_any_file_a_run_goes_on_with_the_same_noise(
     stream, tmp_path, fixed, monkeypatch, sends, trust
 ):
-    """And leaves no other next state than that one, wherever it is killed."""
+    """Wherever it is killed, no other next state is left."""
     options = {**LAPLACE, "sends": sends}
     options["privacy"] = {**LAPLACE["privacy"], "trust": trust}
     path, kills = tmp_path / "exp", 0
@@ -230,13 +230,13 @@ def test_killed_at_any_file_a_run_goes_on_with_the_same_noise(
         assert states(path) == expected
         assert [file.read_bytes() for file in records if file.exists()] == rows
     assert 5 < kills < 40
-    # Neither the server nor a client keeps what is only needed until the round is complete.
+    # Neither the server nor a client keeps temporary state beyond the complete round.
     assert not [file for file in (path / "server").rglob("*") if file.is_file()]
     assert not list(path.glob("clients/*/release.safetensors"))
 
 
 def change_message(path: Path, number: int) -> None:
-    """As a client does that wants to have the round once more: a word more."""
+    """Add a word to a message, like a client that wants the round to be repeated."""
     (file,) = (path / f"round_{number:04d}").glob("update.*.safetensors")
     found = load_file(file)
     found["counts"][0, 5] += 1.0
@@ -267,7 +267,7 @@ def test_a_release_that_was_changed_is_refused(stream, tmp_path, key, monkeypatc
     ],
 )
 def test_a_release_that_was_written_is_the_one(stream, tmp_path, key, monkeypatch, options, last):
-    """Of a round that is run again with another message there is no second noise."""
+    """If a round is repeated with another message, no second noise is drawn."""
     path = tmp_path / "exp"
     make(stream, path, T - 1, **options)
     assert run_until(path, monkeypatch, lambda target: target == path / last)
@@ -288,7 +288,7 @@ def test_a_round_that_was_reset_is_released_again_and_counted(stream, tmp_path, 
     messages, found = sent(path, T), [noise(path, T)]
     for again in (2, 3):
         inside("reset", path, "--round", T).ok()
-        # What was released stays so, whether or not it is done again.
+        # A release counts, whether or not the round is repeated.
         assert total(path)["utterance"] == again - 1
         inside("rounds", path).ok()
         assert all((sent(path, T)[name] == messages[name]).all() for name in messages)
@@ -299,7 +299,7 @@ def test_a_round_that_was_reset_is_released_again_and_counted(stream, tmp_path, 
     names = [*map(str, range(1, T + 1)), f"{T}.2", f"{T}.3", "total"]
     assert [row["release"] for row in rows] == names
     assert rows[-1]["composition"].endswith("2 drawn again")
-    # Each utterance is in one round, and those of the first ones were in two releases less.
+    # Each utterance is in one round, and those of the first rounds were in two fewer releases.
     inside("reset", path, "--round", 1).ok()
     inside("rounds", path).ok()
     assert total(path)["utterance"] == 4 and len(read_tsv(path / "releases.tsv", None)) == T + 2 + T
@@ -321,19 +321,19 @@ def test_a_client_that_sends_again_counts_it(stream, tmp_path, key):
             *((str(number), "1") for number in range(1, T + 1)),
             (str(T), "2"),
         ]
-    # Of the sum, which is theirs alone, the server releases nothing more.
+    # The server releases nothing more from a sum of theirs alone.
     assert not (path / "releases.tsv").exists()
 
 
 def test_a_client_repeats_what_it_has_released(stream, tmp_path, key, monkeypatch):
-    """Though its message is lost, or its counts have changed since."""
+    """This holds even if its message is lost, or its counts have changed since."""
     path = tmp_path / "exp"
     make(stream, path, T - 1, **BY_CLIENT)
     assert run_until(path, monkeypatch, lambda target: target.name == "ledger.tsv")
     first = sent(path, T)
     for file in (path / f"round_{T:04d}").glob("update.*"):
         file.unlink()
-    # The server says that they did not take part before, so that all would be new.
+    # The server's state says that they did not take part before, so that all would be new.
     (path / "round_0001/clients").write_text("ann\n")
     inside("rounds", path).ok()
     assert all((sent(path, T)[name] == first[name]).all() for name in first)
@@ -370,7 +370,7 @@ def test_a_copy_draws_its_own_noise_and_both_count_it(stream, tmp_path, key, cli
     assert (noise(path, 1) == noise(copy, 1)).all()
     for number in range(2, T + 1):
         assert apart(noise(path, number), noise(copy, number))
-    # What they have in common is one release.
+    # One release is common to both.
     for one in (path, copy):
         assert total(one)["utterance"] == 2
         names = [row["release"] for row in read_tsv(one / "dp.tsv", None)]
@@ -389,7 +389,7 @@ def test_a_moved_folder_is_the_same_and_a_backup_is_a_copy(stream, tmp_path, key
     inside("rounds", path).ok()
     assert apart(noise(path, T), noise(moved, T))
     assert total(path)["utterance"] == 2
-    # Without the key's record nobody knows what others have drawn.
+    # Without the key's record, other experiments' draws are unknown.
     beside = key.with_name("noise.key.releases")
     assert beside.stat().st_mode & 0o077 == 0
     beside.rename(tmp_path / "elsewhere")
@@ -400,12 +400,12 @@ def test_a_moved_folder_is_the_same_and_a_backup_is_a_copy(stream, tmp_path, key
     inside("rounds", path).ok()
 
 
-# What is released.
+# Content of releases.
 
 
 @pytest.fixture(scope="module")
 def silent(stream, tmp_path_factory) -> Path:
-    """The same, said after all groups but the last: nobody has a word to count."""
+    """Make a stream with all speech after all groups but the last, so that all counts are zero."""
     late = tmp_path_factory.mktemp("silent") / "stream"
     shutil.copytree(stream, late)
     lines = [line.split() for line in (late / "segments").read_text().splitlines()]
@@ -415,7 +415,7 @@ def silent(stream, tmp_path_factory) -> Path:
 
 
 def test_the_papers_mechanism_of_nothing_is_noise(silent, tmp_path, key):
-    """Where nobody has said a word yet, the exact counts are zeros, which would say just that."""
+    """Before any word is said, exact counts are zeros, which would reveal just that."""
     path = tmp_path / "exp"
     privacy = {"mechanism": "paper", "epsilon": 1.0}
     make(silent, path, T, privacy=privacy, groups="clock", span=SPAN)
@@ -429,7 +429,7 @@ def test_the_papers_mechanism_of_nothing_is_noise(silent, tmp_path, key):
     found.append(counts_after(path, T))
     assert all((one != two).sum() > 5 for at, one in enumerate(found) for two in found[:at])
     assert len(read_tsv(path / "releases.tsv", None)) == T + 1
-    # Nobody had anything to lose.
+    # No client had anything to lose.
     assert before == total(path) == {"word": 0, "utterance": 0, "user": 0}
 
 
@@ -447,7 +447,7 @@ def test_equal_counts_meet_other_noise_of_every_round_and_client(silent, tmp_pat
 
 @pytest.mark.parametrize("sends", ["increments", "cumulative"])
 def test_a_user_adds_no_more_than_its_cap_over_all_rounds(stream, tmp_path, key, sends):
-    """By what clients send, without noise: the sum of increments, or the last cumulative counts."""
+    """This holds for unnoised messages: the sum of increments, or the last cumulative counts."""
     cap = 5.0
     privacy = {"mechanism": "laplace", "unit": "user", "cap": cap, "epsilon": 1e6}
     path = tmp_path / "exp"
@@ -455,13 +455,13 @@ def test_a_user_adds_no_more_than_its_cap_over_all_rounds(stream, tmp_path, key,
     rounds = [sent(path, number) for number in range(1, T + 1)]
     added = rounds if sends == "increments" else rounds[-1:]
     for client in rounds[0]:
-        # So much is said in the first round.
+        # Counts of the first round.
         assert rounds[0][client].sum() == pytest.approx(cap, abs=1e-4)
         assert sum(one[client] for one in added).sum() <= cap
 
 
 class Seen(Releases):
-    """Remembers what each client has bounded."""
+    """A record of the counts that each client has bounded."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -487,7 +487,7 @@ def test_nor_does_a_user_in_a_sweep(stream, release):
 
 
 def test_sweeps_have_nonces_of_their_own(stream, tmp_path, set_key, monkeypatch, cli):
-    """A table is the same again; another nonce, key, seed or setting has other noise."""
+    """A repeated table is the same; another nonce, key, seed or setting has other noise."""
     options = ("--set", f"rounds={T}", "--set", "mechanism=laplace", "--set", "epsilon=0.1")
     options += ("--vary", "scale=0.5,1,2", "--vary", "cap=1,2,4,8")
 
@@ -503,7 +503,7 @@ def test_sweeps_have_nonces_of_their_own(stream, tmp_path, set_key, monkeypatch,
     monkeypatch.setenv("FEDTOOLS_NONCE", NONCE)
     table = swept("three")
     assert table == swept("four")
-    # Of another seed, intervals differ too.
+    # With another seed, intervals differ too.
     errors = [row["errors"] for row in read_tsv(tmp_path / "three", None)]
     swept("four", "--seed", "1")
     assert errors != [row["errors"] for row in read_tsv(tmp_path / "four", None)]
@@ -527,7 +527,7 @@ def test_what_experiments_cost_together_by_hand():
     # An utterance that two of three have; ann is in all three.
     some = [spent(1, u="ann"), spent(2, u="ann", v="bob"), spent(4, x="ann")]
     assert together(some) == (4, 8, 35)
-    # The same speech, cut by speaker and by meeting: one is two of the other.
+    # The same speech, divided by speaker and by meeting: one overlaps two of the other.
     assert together([spent(1, u="ann", v="bob"), spent(1, u="m", v="m")]) == (2, 4, 15)
     # Utterances connect clients that have no name in common.
     chain = [spent(1, u="a", v="b"), spent(1, v="c", w="d"), spent(1, w="e")]
@@ -536,7 +536,7 @@ def test_what_experiments_cost_together_by_hand():
 
 
 def renamed(stream: Path, out: Path, names: dict[str, str]) -> Path:
-    """The same talk of other people."""
+    """Copy the stream with other speakers' names."""
     shutil.copytree(stream, out)
     for name in ("nbest.tsv", "nnlm.scp", "segments", "text", "utt2client", "utt2spk"):
         text = (out / name).read_text()
@@ -570,7 +570,7 @@ def test_experiments_on_the_same_people_add_up(stream, tmp_path, key, cli):
     # One client of three is the same.
     assert summed(0, 1, 2)[1] == 2
     assert summed(0, 0) == [2, 1, alone[0]["user"]]
-    # Who gives one is told of the others, and of one that is gone.
+    # A user who passes one is shown the others, and one that is missing.
     told = cli("privacy", paths[0], paths[3]).ok().err
     assert told == f"warning: experiments on the same clients not counted: {paths[2]}\n"
     shutil.rmtree(paths[3])

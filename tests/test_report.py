@@ -1,4 +1,4 @@
-"""Tables, RESULTS.md and its plot, from files as `score`, `rounds` and `evaluate` write them."""
+"""Tables, RESULTS.md and its plot, from files as written by `score`, `rounds`, `evaluate`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fedtools.score.wer import COLUMNS as SCORE
 
 
 def make_scores(path: Path, *wers: float, low: object = None, words: int = 40) -> Path:
-    """A wer.tsv of three clients, whose CER is half the WER and whose intervals are +- 1.
+    """Write wer.tsv of three clients, with CERs half the WERs and intervals of +- 1.
 
     Each client has 12 speakers; one of them is in all three.
     """
@@ -59,7 +59,7 @@ def make_scores(path: Path, *wers: float, low: object = None, words: int = 40) -
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
-    """A recipe's folder, being the current one, with three experiments and four scores."""
+    """Make a recipe's folder with three experiments and four scores, and change to it."""
     monkeypatch.chdir(tmp_path)
     make_experiment(Path("exp/client"), client_epochs=1)
     make_experiment(Path("exp/centralized"), server_epochs=1, drop=2)
@@ -80,7 +80,7 @@ def test_the_tables_have_costs_rates_and_the_best_in_bold(cli, recipe):
     assert markdown_row(page, "Client")[:4] == ["-", "-", "4", "-"]
     assert markdown_row(page, "Centralized")[:4] == ["-", "-", "-", "4"]
     assert markdown_row(page, "FedAvg")[:4] == ["16.00 MB", "48.00 MB", "2", "-"]
-    # 20.01 and 20.04 look equal, so that both are the best.
+    # 20.01 and 20.04 look equal, so that both are marked as best.
     assert markdown_row(page, "Client")[4:8] == ["21.0", "**20.0**", "30.0", "**23.7**"]
     assert markdown_row(page, "FedAvg")[4:8] == ["23.0", "**20.0**", "**28.0**", "**23.7**"]
     # Three clients, four rounds, five steps each.
@@ -102,7 +102,7 @@ def test_the_tables_have_costs_rates_and_the_best_in_bold(cli, recipe):
 
 
 def make_seed(seed: int, *wers: float, drop: float) -> str:
-    """FedAvg with another seed; its row."""
+    """Add FedAvg with another seed; return its row."""
     experiment = make_experiment(Path(f"exp/fedavg{seed}"), size=2_000_000, drop=drop)
     text = (experiment / "config.yaml").read_text().replace("seed: 7", f"seed: {seed}")
     (experiment / "config.yaml").write_text(text)
@@ -127,14 +127,14 @@ def test_rows_of_one_name_are_the_mean_over_seeds(cli, recipe):
     assert markdown_row(page, "FedAvg", 1)[0] == "23.0 [22.0, 24.0]"
     assert "Means ± standard deviations over 4 seeds." in page
     assert "Seed: 0, 1, 2, 7." in page
-    # (10 + 20 + 30) / 3 = 20, and a third more with each of the others.
+    # (10 + 20 + 30) / 3 = 20, and a third more for each of the others.
     assert "own: WER 20.3 [19.3, 21.3] %" in page
-    # Not all methods have as many seeds.
+    # Methods have different numbers of seeds.
     cli(*arguments(*rows, FedAvg="exp/fedavg:score/fedavg")).fails(1, "FedAvg 4, Client 1")
 
 
 def collapse(experiment: str, *rows: tuple[int, str]) -> None:
-    """Say in the ledger that labels of these rounds and clients ("-": the server) were empty."""
+    """Record in the ledger that labels of these rounds and clients ("-": the server) were empty."""
     for at, client in rows:
         path = Path(experiment, f"round_{at:04d}", "ledger.tsv")
         lines = path.read_text().splitlines(keepends=True)
@@ -150,7 +150,7 @@ MEANING += " Training went on."
 
 
 def test_collapsed_pseudo_labels_are_marked_in_the_tables(cli, recipe):
-    """By method, seed and client; who has none of it is as before."""
+    """They are listed by method, seed and client; other rows are unchanged."""
     other = make_seed(2, 20, 30, 40, drop=1)
     more = [other, f"--also=more={other.removeprefix('--row=')}"]
     more += ["--also=more=Baseline=:score/baseline", "--also=rest=Client=" + ROWS["Client"]]
@@ -190,7 +190,7 @@ def test_of_many_collapsed_clients_a_few_are_named(cli, recipe):
 
 
 def test_a_collapse_while_newcomers_adapt_is_marked_in_their_row(cli, recipe):
-    """They train in an experiment of their own, in which their scores lie."""
+    """Newcomers train in an experiment of their own, which has their scores."""
     shutil.copytree("exp/client", "exp/fedavg/newcomers")
     shutil.copytree("score/client", "exp/fedavg/newcomers/decode")
     also = "--also=new=FedAvg, adapted=exp/fedavg:exp/fedavg/newcomers/decode"
@@ -320,7 +320,7 @@ def test_the_plot_is_small_and_the_same_bytes_again(cli, recipe):
     assert pictures[0] == pictures[1]
     assert len(pictures[0]) < 60_000
     assert not {b"tEXt", b"tIME", b"zTXt", b"iTXt"} & set(png_chunks(pictures[0]))
-    # It shows what was measured: another figure, another picture.
+    # The plot shows the measured values: another value, another plot.
     text = Path("exp/m1/evaluate_valid.tsv").read_text()
     Path("exp/m1/evaluate_valid.tsv").write_text(text.replace("50.0000", "70.0000"))
     cli(*arguments("--plot", "wer.png", **rows)).ok()
@@ -386,7 +386,7 @@ def test_damaged_inputs_are_refused(cli, recipe, path, old, new, said):
         ("config.yaml", "seed: 7", "seed: [", "config.yaml:"),
         (LEDGER_2, "2000000", "2MB", "ledger.tsv:2: bytes_down is '2MB'"),
         (LEDGER_2, "round", "lap", "ledger.tsv:1: "),
-        (LEDGER_2, "2\t-\t", "3\t-\t", "ledger.tsv:5: '-' comes twice, or is of another round"),
+        (LEDGER_2, "2\t-\t", "3\t-\t", "ledger.tsv:5: '-' is duplicated, or is of another round"),
     ],
 )
 def test_what_has_the_right_sum_is_checked_too(cli, recipe, path, old, new, said):
@@ -488,7 +488,7 @@ def test_show_sums_the_ledger_up(cli, recipe):
     assert [line.split()[0] for line in lines[1:]] == [*CLIENTS, "server", "total"]
     assert lines[2].split()[1:] == ["4", "8.00", "MB", "8.00", "MB", "2", "-", "2.0", "1", "0"]
     assert lines[5].split()[1:] == ["4", "24.00", "MB", "24.00", "MB", "6", "-", "7.0", "1", "0"]
-    # A round that is opened again, and those after it, do not count.
+    # A reopened round, and those after it, do not count.
     Path("exp/fedavg/round_0003/.done").unlink()
     assert cli("show", "exp/fedavg").ok().out.splitlines()[5].split()[1:3] == ["2", "12.00"]
     Path("exp/fedavg/round_0001/.done").unlink()
@@ -497,7 +497,7 @@ def test_show_sums_the_ledger_up(cli, recipe):
 
 
 def test_what_goes_up_is_counted_beside_what_goes_down(cli, recipe):
-    """Neither twice, nor for the other: here the two differ."""
+    """Traffic up and down differs here, and neither is counted twice or as the other."""
     make_experiment(Path("exp/uneven"), size=2_000_000, up=500_000, client_epochs=1)
     # Four rounds of three clients.
     lines = cli("show", "exp/uneven").ok().out.splitlines()
@@ -517,7 +517,7 @@ def test_sizes_are_decimal():
     ]
 
 
-# --- the tables below all of this
+# --- further tables
 
 fields = st.text(st.characters(blacklist_characters="\t\n\0", blacklist_categories=["Cs"]))
 
@@ -557,7 +557,7 @@ def test_bad_tables_are_refused_by_line(tmp_path):
         with pytest.raises(UserError, match=re.escape(said)):
             read_tsv(path, ("a", "b"))
     path.write_bytes(b"a\ta\n")
-    with pytest.raises(UserError, match="twice"):
+    with pytest.raises(UserError, match="duplicated"):
         read_tsv(path, None)
     with pytest.raises(ValueError, match="tab"):
         write_tsv(path, ["a"], [{"a": "x\ty"}])
@@ -585,7 +585,7 @@ def test_printed_tables_are_aligned():
 
 
 def test_attacks_are_means_over_clients_and_spread_over_seeds(tmp_path, cli):
-    """What each seed's table says of the average; nothing of single clients, or the server."""
+    """Values are each seed's averages, without single clients or the server."""
     columns = ("client", "attack", "measure", "value", "low", "high", "chance")
     seeds = {"0": ("30.00", "20.00", "40.00"), "1": ("40.00", "26.00", "48.00")}
     for seed, (value, low, high) in seeds.items():

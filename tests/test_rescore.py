@@ -1,4 +1,4 @@
-"""Scores of N-best lists: against each hypothesis alone, whatever is shared, batched or cut."""
+"""Scores of N-best lists: against each hypothesis alone, whatever is shared, batched or split."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedtools.models.nnlm import NnlmOptions, build_nnlm
 
 FILES = ["nbest.tsv", "nnlm.ark", "nnlm.scp", "nnlm.yaml", "unigram.tsv", "words.txt"]
 
-# Few words, so that much is shared: repeated sentences, and sentences that begin others.
+# Few words, so that much is shared: repeated sentences, and sentences that are prefixes of others.
 sentence = st.lists(st.integers(1, 3), max_size=5).map(lambda words: [*words, 0])
 batch = st.lists(sentence, min_size=1, max_size=8)
 
@@ -45,7 +45,7 @@ def test_each_distinct_prefix_is_there_once(lines):
     assert len(tree.words) == len(tree.places) == len(prefixes)
     followed = {tuple(line[: n + 1]) for line in lines for n in range(len(line))}
     assert len(tree.pair_nodes) == len(tree.pair_words) == len(followed)
-    # Every path spells prefixes, and every node stands where it is said to.
+    # Every path spells prefixes, and every node has the reported position.
     spelled = {}
     flat = tree.paths.reshape(-1)
     for node, place in enumerate(tree.places):
@@ -122,7 +122,7 @@ def hypotheses(*texts: str) -> list[Hypothesis]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Lists, a model `m`, a 2-gram `lm` and the rescored folder `r`."""
+    """Make lists, a model `m`, a 2-gram `lm` and the rescored folder `r`."""
     folder = tmp_path_factory.mktemp("rescore")
     write_texts(folder)
     (folder / "nnlm.yaml").write_text(
@@ -194,7 +194,7 @@ def test_the_reader_gives_it_all(world, tmp_path):
             assert found.hypotheses[h] == hypothesis.words
             assert (found.acoustic[h], found.lm[h]) == (hypothesis.acoustic, hypothesis.lm)
             assert sums[h] == pytest.approx(found.log_probs[row].astype(float).sum())
-    # The words that `<unk>` stands for share its probability.
+    # The words mapped to `<unk>` share its probability.
     other = shutil.copytree(world / "r", tmp_path / "r")
     (other / "nnlm.yaml").unlink()
     unigram = (other / "unigram.tsv").read_text()
@@ -219,14 +219,14 @@ def test_the_ngram_is_kenlms(world):
 
 
 def test_jobs_give_the_same_bytes(world, tmp_path):
-    for nj in (3, 40):  # of 40 jobs most have nothing to do
+    for nj in (3, 40):  # most of 40 jobs have nothing to do
         out = tmp_path / str(nj)
         for job in range(nj, 0, -1):
             rescore(world, out, "--batch-bins", "60", "--job", str(job), "--nj", str(nj)).ok()
         merge = ("merge-rescored", world / "nb", world / "m", out, "--nj", str(nj))
         inside(*merge, "--ngram", world / "lm").ok()
         assert names(out) == names(world / "r")
-        inside(*merge).ok()  # without, no scores of an n-gram are left
+        inside(*merge).ok()  # without it, no n-gram scores are left
         assert open_rescored(out).ngram is None
     rescore(world, tmp_path / "1", "--batch-bins", "60").ok()
     for name in ("nnlm.ark", "nbest.tsv", "words.txt", "unigram.tsv", "nnlm.yaml"):
@@ -257,7 +257,7 @@ def test_what_is_there_is_not_made_again(world, tmp_path):
     rescore(world, out, "--job", "1", "--nj", "2").ok()
     assert (out / "nnlm.ark").stat().st_mtime_ns == before
     assert names(out) == sorted(FILES)
-    # Another model, or other lists: it is.
+    # With another model, or other lists, it is.
     shutil.copytree(world / "m", tmp_path / "m")
     state = load_file(tmp_path / "m" / "model.safetensors")
     state["decoder.bias"][3] += 1
@@ -305,7 +305,7 @@ def test_an_unknown_word_of_an_unk_that_was_never_trained_is_warned_of(world, tm
 
 
 def lists_of(folder: Path, change, share: float = 1.0) -> Path:
-    """Twenty utterances of one hypothesis of five words, some of which are changed."""
+    """Make twenty utterances of one hypothesis of five words, some of which are changed."""
     lines = sentences(20, 3)
     lists = {}
     for number, line in enumerate(lines):
@@ -318,7 +318,7 @@ def lists_of(folder: Path, change, share: float = 1.0) -> Path:
 
 
 def test_many_unknown_words_are_warned_of_by_whoever_maps_words(world, tmp_path):
-    """As of lists in upper case and a vocabulary in lower case; below a fifth nothing is said."""
+    """Upper-case lists with a lower-case vocabulary are; below a fifth there is no warning."""
     nbest = lists_of(tmp_path / "upper", str.upper)
     options = ("--ngram", world / "lm")
     done = inside("rescore", nbest, world / "m", tmp_path / "r", *options).ok()
@@ -384,7 +384,7 @@ def change(path: Path, old: str, new: str) -> None:
 
 
 def store(folder: Path, name: str, rows: Sequence[float]) -> None:
-    """Put other scores in the place of those of the utterance `one`, of three words."""
+    """Replace the scores of the utterance `one`, of three words."""
     stored = dict(kaldiio.load_scp(str(folder / name)))
     stored["one"] = np.array(rows, dtype=np.float32)[:, None]
     ark = str(folder / name.replace("scp", "ark"))

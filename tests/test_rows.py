@@ -1,4 +1,4 @@
-"""Rows of FMP and its controls against algorithm 1 written out word by word, with each of them."""
+"""Rows of FMP and its controls against algorithm 1, written out word by word for each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stream(tmp_path_factory) -> Path:
 
 
 class ByHand:
-    """Algorithm 1 with dictionaries; a row may count otherwise, or be adapted by others' counts."""
+    """Algorithm 1 with dictionaries; a row may count differently, or use other clients' counts."""
 
     def __init__(self, folder: Path):
         self.lists: dict[str, list[list[str]]] = {}
@@ -103,7 +103,7 @@ class ByHand:
         static: Counter | None = None,
         without: tuple[str, ...] = (),
     ) -> dict[str, tuple[int, int]]:
-        """Person -> words and errors; hypotheses have as many words as were said, or fewer."""
+        """Return person -> words and errors; hypotheses are at most as long as references."""
         own: dict[str, Counter] = {client: Counter() for client in CLIENTS}
         everybody, best = Counter(), {}
         for number in range(T + 1):
@@ -162,7 +162,7 @@ def test_rows_by_hand(stream, tmp_path):
     done = compare(stream, tmp_path, ROWS, *more).ok()
     found = read_tsv(tmp_path / "out", ["row", "scored", "person", "words", "errors"])
     hand, static = ByHand(stream), Counter({"w29": 2, "w28": 1, "w27": 1, "w05": 2, "<unk>": 1})
-    # Bob may have either of the others, by the seed.
+    # Bob may get either of the others, depending on the seed.
     drawn = [{"ann": "bob", "bob": bob, "cat": "bob"} for bob in ("ann", "cat")]
     different = set()
     for name, options in ROWS.items():
@@ -186,12 +186,12 @@ def test_rows_by_hand(stream, tmp_path):
             if scored == "all":
                 total = [sum(column) for column in zip(*errors.values(), strict=True)]
                 assert f"{name}: WER {100 * total[1] / total[0]:.2f} %" in done.out
-    # The controls matter on these data, or nothing would have been seen.
+    # The controls matter on these data; otherwise the test would show nothing.
     assert len(different) > len(ROWS)
 
 
 def test_who_stands_in(stream, tmp_path):
-    """The same seed draws the same client; nobody is drawn from one's own series."""
+    """The same seed draws the same client, and none from the same series."""
     rows = {"another": ROWS["another"]}
     tables = []
     for seed in (0, 0, 1, 2, 3):

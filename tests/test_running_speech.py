@@ -1,4 +1,4 @@
-"""False accepts an hour: against windows that are packed as clips, and counts by hand."""
+"""False accepts per hour: against windows packed as clips, and counts by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECONDS = {"ann-1": 3.27, "ann-2": 0.4, "bob-1": 2.0, "bob-2": 7.815}
 
 
 def spoken(folder: Path) -> Path:
-    """A data directory whose speech is tones, some of them those of keywords."""
+    """Make a data directory whose speech is tones, some of them those of keywords."""
     random = np.random.default_rng(1)
     folder.mkdir()
     tables: dict[str, list[str]] = {name: [] for name in ("wav.scp", "text", "utt2spk")}
@@ -68,7 +68,7 @@ def begun(world: Path, cli, exp: Path, seed: int, method: str = "fedavg") -> Pat
 
 
 def by_hand(exp: Path, world: Path, folder: Path, hop: int) -> dict[str, list[np.ndarray]]:
-    """Utterance -> logits of its windows, each packed as a clip of its own."""
+    """Return utterance -> logits of its windows, each packed as a separate clip."""
     clips, owner = [], []
     for name, seconds in SECONDS.items():
         wave, _ = soundfile.read(world / "speech" / f"{name}.wav", dtype="int16")
@@ -92,7 +92,7 @@ def by_hand(exp: Path, world: Path, folder: Path, hop: int) -> dict[str, list[np
 
 
 def odds(logits: np.ndarray) -> tuple[float, int]:
-    """The log odds of the most probable keyword, from probabilities."""
+    """Return the log odds of the most probable keyword, from probabilities."""
     shares = np.exp(logits.astype(float) - logits.max())
     shares /= shares.sum()
     best = max((index for index, name in enumerate(CLASSES) if name not in NEGATIVE),
@@ -154,7 +154,7 @@ def test_speech_with_keywords_is_left_out_by_its_transcript(world, cli, tmp_path
     exp = begun(world, cli, tmp_path / "exp", 0)
     cli("false-alarms", exp, "--data", f"toy={world / 'speech'}").ok()
     heard = {row["utterance"] for row in read_tsv(exp / "alarms_toy.tsv", None)}
-    # Words that begin like one stay.
+    # Words with the same beginning are kept.
     assert heard == {"ann-1", "ann-2", "bob-1", "bob-2", "eve-1"}
 
 
@@ -205,6 +205,6 @@ def test_scores_are_log_odds_of_the_most_probable_keyword():
     scores, best = scores_of(logits, CLASSES)
     for row, score, index in zip(logits, scores, best, strict=True):
         assert (score, index) == (pytest.approx(odds(row)[0]), odds(row)[1])
-    # Where shares in 64 bits are all one, scores still differ.
+    # Where 64-bit probabilities are all one, scores still differ.
     sure = scores_of(np.array([[0, 0, 60, 0], [0, 0, 90, 0]]), CLASSES)[0]
     assert sure == pytest.approx([60 - math.log(3), 90 - math.log(3)])

@@ -33,13 +33,13 @@ def test_those_with_the_lowest_numbers_take_part(total, data, seed, round):
 def test_those_below_the_threshold_take_part(total, share, seed, round):
     clients = [f"c{n:03}" for n in range(total)]
     numbers = split_mix(seed, round, total)
-    # Exactly: both sides are whole multiples of 2 ** -64 times a float.
+    # Exact: both sides are integer multiples of 2 ** -64 times a float.
     expected = [c for c, n in zip(clients, numbers, strict=True) if n <= int(share * 2.0**64)]
     assert sample_clients(clients, share, seed, round, "poisson") == expected
 
 
 def test_known_samples():
-    """Golden numbers: whoever changes the sample changes every experiment begun before."""
+    """Golden numbers: a change of the sample changes every existing experiment."""
     assert split_mix(0, 1, 2) == [14140609184704445358, 13229218492946011116]
     assert sample_clients(CLIENTS, 4, 0, 1) == ["client02", "client05", "client07", "client09"]
     assert sample_clients(CLIENTS, 0.25, 7, 30, "poisson") == [
@@ -54,7 +54,7 @@ def test_known_samples():
 
 
 def test_names_do_not_matter_only_places():
-    """The caller hands over the clients in C order, which `fedtools init` has checked."""
+    """The caller passes the clients in C order, which `fedtools init` has checked."""
     others = [f"x{number:02}" for number in range(12)]
     for round in range(50):
         places = [CLIENTS.index(c) for c in sample_clients(CLIENTS, 5, 3, round)]
@@ -63,7 +63,7 @@ def test_names_do_not_matter_only_places():
 
 
 def chi_square(found: Counter, cells: int) -> float:
-    """In standard deviations beyond what is expected of that many equally likely cells."""
+    """Return chi-square in standard deviations above its mean for equally likely cells."""
     expected = found.total() / cells
     value = sum(n * n for n in found.values()) / expected - found.total()
     return (value - (cells - 1)) / sqrt(2 * (cells - 1))
@@ -94,7 +94,7 @@ def test_each_client_is_drawn_by_itself(amount, share):
     mean, variance = sum(sizes) / times, share * (1 - share)
     assert abs(mean - total * share) < 4.5 * sqrt(total * variance / times)
     spread = sum((size - mean) ** 2 for size in sizes) / (times - 1)
-    # Of a binomial's sample variance: (kurtosis - 1 + 2 / times) / times.
+    # For a binomial's sample variance: (kurtosis - 1 + 2 / times) / times.
     error = sqrt((2 + (1 - 6 * variance) / (total * variance)) / times) * total * variance
     assert abs(spread - total * variance) < 4.5 * error
     singles = Counter(client for drawn in samples for client in drawn)
@@ -107,7 +107,7 @@ def test_each_client_is_drawn_by_itself(amount, share):
 
 
 def test_rounds_and_seeds_are_independent():
-    """Whether a client takes part says nothing of the next round, or the next seed."""
+    """Participation predicts neither the next round nor the next seed."""
     for near in (lambda r: (5, r + 1), lambda r: (6, r)):
         agree = Counter()
         for round in range(3000):
@@ -134,7 +134,7 @@ def test_a_share_of_one_takes_everybody(sampling, amount):
 def test_poisson_may_draw_nobody():
     drawn = [sample_clients(CLIENTS, 0.01, 0, r, "poisson") for r in range(100)]
     assert [] in drawn and all(len(each) < 4 for each in drawn)
-    # A fixed sample always has somebody.
+    # A sample of fixed size is never empty.
     assert all(len(sample_clients(CLIENTS, 0.01, 0, r)) == 1 for r in range(100))
 
 

@@ -28,7 +28,7 @@ sentences = st.lists(st.sampled_from("abc"), max_size=8)
 
 
 def corrupt(draw: random.Random, sentence: list[str], vocabulary: str, rate: float) -> list[str]:
-    """Errors of all three kinds, each as frequent as the others."""
+    """Return words with all three kinds of errors, equally frequent."""
     out = []
     for word in sentence:
         u = draw.random()
@@ -40,7 +40,7 @@ def corrupt(draw: random.Random, sentence: list[str], vocabulary: str, rate: flo
 
 
 def random_pairs(count: int, seed: int) -> list[tuple[list[str], list[str]]]:
-    """Few different words make many alignments of equal cost; half of the pairs are unrelated."""
+    """Return pairs of few different words, with many equal-cost alignments; half are unrelated."""
     draw = random.Random(seed)
     pairs = []
     for _ in range(count):
@@ -63,7 +63,7 @@ def small_rows() -> list[tuple[str, str, str, str, str]]:
 
 
 def sgml_paths(folder: Path) -> dict[str, str]:
-    """The letters of every alignment that sclite makes of ref.trn and hyp.trn."""
+    """Return the letters of sclite's alignments of ref.trn and hyp.trn."""
     files = ("-r", "ref.trn", "trn", "-h", "hyp.trn", "trn")
     run(SCTK / "sclite", *files, "-i", "rm", "-o", "sgml", cwd=folder).ok()
     found = re.findall(
@@ -75,7 +75,7 @@ def sgml_paths(folder: Path) -> dict[str, str]:
 
 
 def table_rows(text: str) -> dict[str, list[str]]:
-    """Speaker -> the eight figures of sclite's summary, or of ours."""
+    """Return speaker -> the eight figures of sclite's summary, or of ours."""
     rows = {}
     for line in text.splitlines():
         cells = line.replace("|", " ").split()
@@ -135,13 +135,13 @@ def test_characters_have_blanks_as_espnet_has():
 
 @needs_sclite
 def test_sclite_agrees_on_every_table(cli, tmp_path):
-    """Markup of sclite, blanks of Unicode, speakers with '-' and of one case or the other."""
+    """This includes sclite's markup, Unicode blanks, speakers with '-', and either case."""
     draw = random.Random(2)
     alphabet = [*string.punctuation, *"abAB01", "é", "É", "ß", "\u00a0", "語", "a-", "<unk>"]
     rows = []
     for number in range(600):
         speaker = draw.choice(["a-b", "a-c", "a_d", "A.e", "f+g"])
-        # A no-break space at an end would be a trailing whitespace to the reader of tables.
+        # A no-break space at an end would be trailing whitespace to the reader of tables.
         ref, hyp = (
             " ".join(
                 f"x{''.join(draw.choices(alphabet, k=draw.randint(0, 2)))}y"
@@ -250,7 +250,7 @@ def test_other_utterances_are_refused(cli, tmp_path, name):
         ("utt2client", " south", " ../x", "'../x'"),
         ("text", "rain fell", "", "trailing whitespace"),
         ("text", "rain", " rain", "doubled"),
-        ("hyp", "s3-a\n", "s1-a\n", "comes twice"),
+        ("hyp", "s3-a\n", "s1-a\n", "is duplicated"),
         ("hyp", "s3-a\n", "s0-a\n", "not in order"),
     ],
 )
@@ -282,7 +282,7 @@ def test_usage_errors(cli, tmp_path):
 
 
 def simulated(draw: np.random.Generator, speakers: int, deviation: float) -> tuple:
-    """Errors and words of speakers whose error rates are normal around 0.3; 400 words each."""
+    """Return errors and words of speakers with normal error rates around 0.3; 400 words each."""
     rates = draw.normal(0.3, deviation, (speakers, 1))
     return 400 * rates, np.full((speakers, 1), 400)
 
@@ -324,7 +324,7 @@ def test_clients_of_one_speaker_are_drawn_from_each_other():
 
 
 def many_speakers(**clients: int) -> list[tuple]:
-    """Rows of `write_data`: so many speakers of each client; every second one has an error."""
+    """Return rows of `write_data`: client -> speakers, every second one with an error."""
     return [
         (f"{client}{number:02d}-a", f"{client}{number:02d}", client, "a b", "a b" if odd else "a")
         for client, count in clients.items()
@@ -334,10 +334,10 @@ def many_speakers(**clients: int) -> list[tuple]:
 
 
 def test_speakers_are_drawn_whole_whatever_they_said(cli, tmp_path):
-    """Not their utterances, whose errors depend on one another: that interval is far narrower.
+    """Utterances are not drawn: their errors are dependent, and that interval is far narrower.
 
     Of 40 speakers with ten utterances each, half lose every second word and half lose none: a draw
-    of k who lose has an error rate of k / 40 of 50 %, and k is binomial.
+    with k of the former has an error rate of k / 40 of 50 %, and k is binomial.
     """
     rows = [
         (f"s{number:02d}-{utterance}", f"s{number:02d}", "c", "a b", "a b" if number % 2 else "a")
@@ -363,7 +363,7 @@ def test_fewer_than_ten_speakers_have_no_interval(cli, tmp_path):
     assert [rows[name]["speakers"] for name in rows] == ["9", "10", "19", "19"]
     assert [rows["nine"][name] for name in ("wer", "wer_low", "wer_high")] == ["27.78", "-", "-"]
     assert float(rows["ten"]["wer_low"]) < 25 < float(rows["ten"]["wer_high"])
-    # What one of the clients has no interval for, their mean has none for either.
+    # If one of the clients has no interval, their mean has none either.
     assert {rows[name]["cer_low"] for name in ("average", "all")} == {"-"}
     nine = next(line for line in out.splitlines() if line.startswith("nine"))
     assert "[" not in nine
@@ -377,7 +377,7 @@ def test_fewer_than_ten_speakers_have_no_interval(cli, tmp_path):
 
 
 def two_systems(count: int, seed: int, rates: tuple[float, float]) -> list[tuple]:
-    """Two systems' words; each sentence ends in two words that both have right."""
+    """Return two systems' words; each sentence ends in two words that both have right."""
     draw = random.Random(seed)
     rows = []
     for number in range(count):
@@ -413,7 +413,7 @@ def test_mapsswe_is_that_of_sc_stats(tmp_path, rates):
 def test_segments_are_parted_by_two_words_correct_in_both():
     assert segment_errors("SCCS", "CCCS") == [(1, 0), (1, 1)]
     assert segment_errors("SCS", "CCS") == [(2, 1)]
-    assert segment_errors("SCICS", "CCCC") == [(3, 0)]  # an insertion parts the correct words
+    assert segment_errors("SCICS", "CCCC") == [(3, 0)]  # an insertion separates the correct words
     assert segment_errors("CC", "CCI") == [(0, 1)]
     assert segment_errors("", "II") == [(0, 2)]
     assert segment_errors("CCC", "CCC") == []

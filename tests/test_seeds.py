@@ -1,4 +1,4 @@
-"""Random numbers: a function of their key alone, and of all of it."""
+"""Random numbers: a function of their whole key, and of nothing else."""
 
 from __future__ import annotations
 

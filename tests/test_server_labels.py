@@ -1,4 +1,4 @@
-"""Fixed labels of features that clients sent: the server's own search, against every sentence."""
+"""Fixed labels of sent features: the server's own search, against every sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedtools.models.asr import build_model
 LM_WEIGHT, WORDS = 0.8, 3
 WIDE = {"beam_size": 5000, "beam_threshold": 1e6, "beam_size_token": 100}
 SEARCH = {**WIDE, "lm_weight": LM_WEIGHT, "nbest": 5000}
-# Other weights than the search's, so that another hypothesis of a list is the best one.
+# Weights other than the search's, so that another hypothesis of a list is the best one.
 WEIGHTS = {"lm_weight": 2.5, "word_score": -1.5}
 SENT = "round_0002"
 
@@ -42,7 +42,7 @@ def world(tmp_path_factory) -> Path:
 
 
 def labelled(world: Path, path: Path, *more: str, kind: str = "beam", **options: object) -> Path:
-    """One round of stage 1 and two of stage 2, on labels of a kind."""
+    """Run one round of stage 1 and two of stage 2, on labels of a kind."""
     said = ("--set", f"training.server_labels={kind}", "--set", "method_conf.bits=32")
     if kind == "beam":
         search = yaml.safe_dump(SEARCH | options, default_flow_style=True).strip()
@@ -63,13 +63,13 @@ def sent_by(path: Path, client: str) -> dict[str, Tensor]:
 
 
 def posteriors(model: nn.Module, features: Tensor) -> Tensor:
-    """What the second block and the last layer make of features."""
+    """Return posteriors of the second block and the last layer on features."""
     hidden = model.encoder.encoders[1](features[None], torch.ones(1, 1, len(features)).bool())[0]
     return model.ctc.log_softmax(model.encoder.after_norm(hidden))[0]
 
 
 def alignments(log_probs: np.ndarray, spelled: np.ndarray) -> np.ndarray:
-    """The score of the best way to say each row of tokens in so many frames, state by state."""
+    """Return the best alignment score of each row of tokens in a number of frames, by state."""
     states = np.zeros((len(spelled), 2 * spelled.shape[1] + 1), int)
     states[:, 1::2] = spelled
     leaps = np.zeros(states.shape, bool)
@@ -113,7 +113,7 @@ def labels_of(path: Path) -> dict[str, str]:
 
 
 def check_labels(world: Path, path: Path, weights: Mapping[str, float]) -> dict[str, str]:
-    """Each is the best of all sentences."""
+    """Check that each label is the best of all sentences."""
     begun, oracle = load_file(path / "init.safetensors"), Exhaustive(world, weights)
     model = load(build_model(model_of(0.0), tokens_of(world)), begun).eval()
     labels = labels_of(path)
@@ -137,7 +137,7 @@ def test_weights_of_their_own_choose_among_what_was_found(world, searched, tmp_p
 
 
 class OnLabels(Student):
-    """The server, which trains the classifier on words that stay as they are."""
+    """The server, which trains the classifier on fixed words."""
 
     def __init__(self, world: Path, path: Path, labels: Mapping[str, str]):
         classifier = ("encoder.encoders.1.", "encoder.after_norm.", "ctc.")
@@ -177,7 +177,7 @@ def test_stage_2_trains_on_the_labels_which_stay_as_they_are(world, searched):
 
 
 def said_by(world: Path, path: Path, client: str) -> dict[str, str]:
-    """The transcript of each utterance that was sent, which its features tell."""
+    """Return the transcript of each sent utterance, identified by its features."""
     begun, texts = final(path, client, 1), table(world / "train/text")
     model, found = load(build_model(model_of(0.0), tokens_of(world)), begun).eval(), {}
     own = {}
@@ -199,7 +199,7 @@ def said_by(world: Path, path: Path, client: str) -> dict[str, str]:
 
 
 def test_a_bound_is_trained_on_transcripts(world, tmp_path):
-    """Stage 1 is on a teacher's labels as before."""
+    """Stage 1 uses a teacher's labels as before."""
     path = labelled(world, tmp_path / "exp", kind="transcripts")
     inside("rounds", path).ok()
     said: dict[str, str] = {}
@@ -218,14 +218,14 @@ def test_a_bound_is_trained_on_transcripts(world, tmp_path):
 def results(path: Path) -> dict[str, bytes]:
     kinds = ("*.safetensors", "server/labels/*")
     found = contents(one for kind in kinds for one in path.rglob(kind))
-    # What labels are called tells where data lie, too.
+    # The name of the labels also gives the location of data.
     names = (str(one.relative_to(path)) for one in found)
     names = (name.partition(".")[0] if "labels" in name else name for name in names)
     return dict(zip(names, found.values(), strict=True))
 
 
 def test_the_same_bytes_whatever_is_killed_removed_or_said(world, searched, tmp_path):
-    """Labels that were made before a kill are not made again; transcripts are not read."""
+    """Labels made before a kill are not made again; transcripts are not read."""
     root = tmp_path / "world"
     shutil.copytree(world, root, ignore=shutil.ignore_patterns("baseline", "searched"))
     (root / "train/text").unlink()
@@ -259,7 +259,7 @@ def test_labels_that_are_not_of_what_was_sent_are_refused(searched, tmp_path):
 
 
 def test_empty_labels_are_left_out_and_told(world, tmp_path):
-    """Of a model that hears nothing but blanks."""
+    """The model outputs only blanks."""
     state = load_file(world / "start.safetensors")
     state["ctc.ctc_lo.bias"][0] += 100
     save_file(state, tmp_path / "silent.safetensors")

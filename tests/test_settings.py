@@ -1,4 +1,4 @@
-"""What torch keeps for a whole process is an experiment's while it works, and nobody's before."""
+"""torch's process-wide settings are an experiment's while it works, and are then restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THREADS = (1, 2)
 
 @pytest.fixture(scope="module")
 def begin(tmp_path_factory):
-    """Make an experiment of so many threads; all begin alike."""
+    """Make an experiment with a number of threads; all have the same initial model."""
     root = tmp_path_factory.mktemp("settings")
     simulated.data_dir(root / "train", ["au"], 6)
     text = root / "train" / "text"
@@ -35,14 +35,14 @@ def begin(tmp_path_factory):
 
 
 def set_now() -> tuple:
-    """What torch keeps for the process."""
+    """Return torch's process-wide settings."""
     backends = torch.backends.cudnn, torch.backends.cuda.matmul
     tf32 = [backend.allow_tf32 for backend in backends]
     return torch.get_num_threads(), torch.backends.cudnn.deterministic, *tf32
 
 
 def test_two_experiments_of_one_process_end_as_each_alone(begin):
-    """One or two threads add in another order, so that the last bit tells whose were used."""
+    """One or two threads add in another order, so that the last bit shows whose were used."""
     alone = []
     for threads in THREADS:
         path = begin(f"alone{threads}", threads)
@@ -73,7 +73,7 @@ def test_settings_end_with_the_work_however_it_ends():
 
 
 def test_no_command_leaves_them_behind(begin, tmp_path):
-    """Training, evaluation, averages and decoding, one after the other."""
+    """This covers training, evaluation, averages and decoding, one after the other."""
     path, before = begin("commands", 2), set_now()
     data = path.parent / "train"
     for command in (

@@ -1,4 +1,4 @@
-"""Models over one pretrained base: they take the memory of one, and no folder is read again."""
+"""Models over one pretrained base: they take the memory of one, and no folder is read twice."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fedtools.tasks.parts import MODELS
 
 RANK, CLASSES, SIZE, INNER, LAYERS = 2, 5, 32, 64, 3
 LORA = {"kind": "lora", "rank": RANK, "alpha": 4.0}
-# Of each layer four matrices of attention and two beside it.
+# Each layer has four attention matrices and two others.
 ADAPTERS = LAYERS * RANK * (4 * (SIZE + SIZE) + 2 * (SIZE + INNER))
 
 
 def bytes_of(*models: nn.Module) -> int:
-    """The memory of all their tensors, each piece once."""
+    """Return the memory of all their tensors, each storage counted once."""
     pieces = {}
     for model in models:
         for value in [*model.parameters(), *model.buffers()]:
@@ -40,7 +40,7 @@ def bytes_of(*models: nn.Module) -> int:
 
 
 def base_bytes(folder: Path, *parts: str) -> int:
-    """Of the tensors of a folder's weights."""
+    """Return the bytes of the tensors in a folder's weights."""
     weights = load_file(folder / "model.safetensors")
     return sum(4 * value.numel() for name, value in weights.items() if name.startswith(parts))
 
@@ -57,7 +57,7 @@ def test_stacks_of_keywords_share_the_base(tmp_path: Path):
     trained = 4 * (ADAPTERS + SIZE * CLASSES + CLASSES)
     eight = make.build(8)
     assert bytes_of(eight) == base + 8 * trained
-    # Whoever reads the folder again finds none.
+    # Another read of the folder would fail.
     shutil.rmtree(folder)
     others = [make.build(), make.build(3), make.build(8, "copy"), make.build(8, "teacher")]
     assert bytes_of(eight, *others) == base + (8 + 1 + 3 + 8 + 8) * trained
@@ -67,7 +67,7 @@ def test_stacks_of_keywords_share_the_base(tmp_path: Path):
 
 @pytest.mark.parametrize("how", [LORA, {"kind": "bias"}, {"kind": "full"}, {"kind": "head"}])
 def test_a_copy_is_as_one_that_was_built(tmp_path: Path, how: dict):
-    """Loaded with the same tensors, it computes the same; its training leaves others alone."""
+    """Loaded with the same tensors, it computes the same; training it changes no other model."""
     config = {"network": "hf", "path": str(save_whisper(tmp_path / "mel80")), "adapt": how}
     first, built = (build_network(config, CLASSES, "test", clients=n) for n in (1, 3))
     copied = copy_of(first, 3)
@@ -110,7 +110,7 @@ def test_models_of_speech_share_the_base(tmp_path: Path):
 
 
 def test_a_copy_of_whisper_keeps_what_is_tied(tmp_path: Path):
-    """Its decoder's table of tokens is that of its outputs, also where it is trained."""
+    """Its decoder's token table stays that of its outputs, also when it is trained."""
     folder = save_whisper(tmp_path / "mel20", bins=simulated.BINS)
     base = base_bytes(folder, "model.", "proj_out.")
     config = {"network": "hf", "path": str(folder), "criterion": "seq2seq"}

@@ -32,7 +32,7 @@ def script(path: Path, text: str) -> Path:
 # ------------------------------------------------------------------------- parse_options.sh
 @pytest.fixture
 def options(tmp_path):
-    """A script with some defaults, which prints them and what is left of its arguments."""
+    """Write a script with some defaults, which prints them and its remaining arguments."""
     path = script(
         tmp_path / "a folder" / "options.sh",
         f"""set -euo pipefail
@@ -128,7 +128,7 @@ PARSING = sorted(
 
 @pytest.mark.parametrize("name", PARSING)
 def test_help_of_every_script_lists_its_options(name, tmp_path):
-    """From any folder, whose names may have blanks: each option as the script has it, in order."""
+    """From any folder, also with blanks in its name, options are listed in the script's order."""
     above, _, _ = (ROOT / name).read_text().partition("/parse_options.sh")
     lines = re.findall(r"^[a-z]\w*=.*\n(?: +#.*\n)*", above, flags=re.M)
     lines = "".join(line for line in lines if not line.startswith("help_message=")).splitlines()
@@ -136,7 +136,7 @@ def test_help_of_every_script_lists_its_options(name, tmp_path):
     (tmp_path / "a folder").symlink_to(ROOT)
     path = tmp_path / "a folder" / name
     calls = [(path.parent, f"./{path.name}"), (tmp_path, f"a folder/{name}"), ("/", path)]
-    # This one is told of its folder by where it is called.
+    # This one gets its folder from its call.
     if name == "local/commonvoice/an4.sh":
         calls = [(tmp_path / "a folder/egs/commonvoice/asr1", "local/an4.sh")]
     for folder, called in calls:
@@ -209,7 +209,8 @@ def test_commands_are_quoted_as_kaldi_does(tmp_path, arguments, said):
 @settings(max_examples=8, deadline=None)
 @given(words=st.lists(st.text(st.sampled_from("ab \"'"), max_size=6), min_size=2, max_size=8))
 def test_blanks_and_quotes_arrive(tmp_path_factory, words):
-    # A balanced pair in a word without blanks is the shell's, as with run.pl; all else arrives.
+    # A balanced pair in a word without blanks is for the shell, as with run.pl; the rest is passed
+    # on.
     words = [word for word in words if " " in word or word.count('"') + word.count("'") <= 1]
     folder = tmp_path_factory.getbasetemp()
     run(RUN, "quotes.log", "printf", "'%s\\n'", *words, "end", cwd=folder).ok()
@@ -236,7 +237,7 @@ def test_bad_input_is_told_in_a_line_of_the_programs_own(tmp_path):
     assert said.startswith("fedtools: none.yaml: ") and "\n" not in said
     failed = run(RUN, "log/x.log", fedtools, "config", "none.yaml", "x", cwd=tmp_path)
     assert (failed.code, failed.err) == (1, f"{said} (log: log/x.log)\n")
-    # Also where line.sh names the line behind it.
+    # Even if line.sh names the line after it.
     (tmp_path / "list").write_text("none.yaml\tx\nnone.yaml\ty\n")
     words = [RUN.with_name("line.sh"), "list", "JOB", fedtools, "config"]
     failed = run(RUN, "JOB=1:2", "log/x.JOB.log", *words, cwd=tmp_path)
@@ -245,7 +246,7 @@ def test_bad_input_is_told_in_a_line_of_the_programs_own(tmp_path):
 
 
 def test_progress_is_shown_once_and_named_where_jobs_are_several(tmp_path):
-    """What a log ends with is repeated while its job runs, here every tenth of a second."""
+    """A log's last line is repeated while its job runs, here every tenth of a second."""
     (tmp_path / "often.py").write_text(
         f"import sys; sys.path.insert(0, {str(RUN.parent)!r}); sys.argv[0] = 'run.py'\n"
         "import run; run.PROGRESS_SECONDS = 0.1; run.main()\n"
@@ -294,7 +295,7 @@ def test_wrong_usage(tmp_path, arguments, said):
 
 
 def test_no_more_jobs_than_allowed_run_at_a_time(tmp_path):
-    # A job counts those beside it by the files they hold.
+    # A job counts its concurrent jobs by the files they hold.
     line = "touch run.$1; sleep 0.5; ls run.* | wc -l > seen.$1; rm run.$1\n"
     job = script(tmp_path / "job.sh", line)
     run(RUN, "-tc", "2", "JOB=1:5", "x.JOB.log", job, "JOB", cwd=tmp_path).ok()
@@ -335,7 +336,7 @@ until [[ $(wc -l <x.log) -ge 5 ]]; do :; done
 
 
 def test_ranks_share_a_job(tmp_path):
-    # Each waits until both have written into the log: they run at the same time.
+    # Each waits until both have written into the log, which shows that they run concurrently.
     job = script(tmp_path / "job.sh", RANKED)
     run(RUN, "--ntasks", "2", "--num-threads", "64", "x.log", job, cwd=tmp_path).ok()
     head, *_, one, two, accounting, ended = (tmp_path / "x.log").read_text().splitlines()
@@ -386,7 +387,7 @@ exit "$worst"
 
 @pytest.fixture
 def slurm(tmp_path):
-    """A working directory with a blank in its name, and an sbatch on PATH."""
+    """Make a working directory with a blank in its name, and an sbatch on PATH."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     script(tmp_path / "bin" / "sbatch", SBATCH)
@@ -456,7 +457,7 @@ def test_slurm_wrong_usage(slurm):
 
 
 def impatient(slurm, *arguments: str, **more: str) -> Result:
-    """`slurm.py`, but not so patient."""
+    """Return `slurm.py` with shorter waits."""
     line = "import sys; sys.path.insert(0, sys.argv[1]); import slurm;"
     line += " slurm.PATIENCE = slurm.CANCEL_PATIENCE = 0.1;"
     line += " sys.argv = ['slurm.py', *sys.argv[2:]]; slurm.main()"
@@ -505,7 +506,7 @@ def test_slurm_submits_nothing_beside_an_earlier_array(slurm, squeue, said):
 # ---------------------------------------------------------------------------------- path.sh
 @pytest.fixture
 def checkout(tmp_path):
-    """A checkout with blanks in its path, whose setup.sh only says that it was called."""
+    """Make a checkout with blanks in its path, whose setup.sh only reports that it was called."""
     root = tmp_path / "a check out"
     recipe = root / "egs/commonvoice/asr1"
     recipe.mkdir(parents=True)
@@ -520,7 +521,7 @@ def checkout(tmp_path):
 
 
 def environment(folder: Path, *programs: str) -> dict[str, str]:
-    """An environment with this Python as python3 and the named programs on PATH."""
+    """Return an environment with this Python as python3 and the named programs on PATH."""
     script(folder / "python3", f'exec {shlex.quote(sys.executable)} "$@"\n')
     for program in programs:
         script(folder / program, f"echo {program} of the active environment\n")
@@ -547,7 +548,7 @@ def test_path_uses_the_active_environment(checkout, tmp_path):
     assert "e" not in done.out.split()[-1]
 
 
-# As an environment lacks a package: this Python without, or with only one of, its packages.
+# An environment that lacks packages: this Python without, or with only one of, its packages.
 WITHOUT = f'exec {shlex.quote(sys.executable)} -I -S "$@"\n'
 WITH_FEDTOOLS = f"""exec {shlex.quote(sys.executable)} -I -S -c '
 import sys
@@ -620,7 +621,7 @@ def test_every_shell_file_is_clean():
 
 
 def test_the_reports_command_names_no_folder_of_this_machine(tmp_path):
-    """Of a corpus and of a pretrained model, whose folder may have a blank in its name."""
+    """The folders of a corpus and of a pretrained model may have a blank in their names."""
     script = """
         cd "$0" && set -euo pipefail
         words=(run.sh --pretrained "/my models/tiny.en" --nj 2)

@@ -33,16 +33,16 @@ COMMANDS = [
     for line in inside("--help").ok().out.partition("Federation:")[2].splitlines()
     if line.startswith("  ")
 ]
-# Elements that hold what a page says, in both renderings.
+# Elements with a page's content, in both renderings.
 ELEMENTS = "table tr td th li ul ol h1 h2 h3 h4 img em strong".split()
 
 
 class Page(HTMLParser):
-    """What an HTML file says and links to.
+    """Text and links of an HTML file.
 
     Args:
         text: the HTML.
-        article: whether text and elements are those of the page's <article> alone.
+        article: whether to read only the page's <article>.
     """
 
     def __init__(self, text: str, article: bool = False):
@@ -59,7 +59,7 @@ class Page(HTMLParser):
         self.anchors |= {value for name in ("id", "name") if (value := values.get(name))}
         self.links += [(tag, value) for name in ("href", "src") if (value := values.get(name))]
         self.within |= self.article and tag == "article"
-        # Behind each heading, the site has a link to it.
+        # After each heading, the site has a link to it.
         self.anchor |= values.get("class") == "headerlink"
         if self.within and not self.anchor:
             self.elements[tag] += 1
@@ -80,7 +80,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """The site of this checkout, built in the place of another one."""
+    """Build the site of this checkout over another one."""
     out = tmp_path_factory.mktemp("a folder") / "site"
     (out / "assets").mkdir(parents=True)
     (out / "assets/iframe-worker.js").touch()
@@ -92,23 +92,23 @@ def site(tmp_path_factory) -> Path:
 
 
 def html_of(page: Path) -> Path:
-    """The file of a page, below the site's folder."""
+    """Return the file of a page, below the site's folder."""
     return page.with_name("index.html") if page.stem == "README" else page.with_suffix(".html")
 
 
 def read(path: Path) -> Page:
-    """The article of a page."""
+    """Return the article of a page."""
     return Page(path.read_text(encoding="utf-8"), article=True)
 
 
 def words(text: str) -> str:
-    """A text without the breaks of its lines."""
+    """Return a text without its line breaks."""
     return " ".join(text.split())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_a_page_reads_as_commonmark_says(site, page):
-    """Another renderer makes the same words, tables, lists and pictures of it."""
+    """Another renderer produces the same words, tables, lists and images."""
     shown = read(site / html_of(page))
     text = (ROOT / page).read_text(encoding="utf-8")
     expected = Page(MarkdownIt("commonmark").enable("table").render(text))
@@ -128,7 +128,7 @@ def test_a_command_has_a_page_with_its_help(site, name, monkeypatch):
 
 
 def docstrings(room: str) -> Iterator[tuple[str, str]]:
-    """The docstrings of a room's modules, by their names."""
+    """Yield the docstrings of a package's modules, by their names."""
     for path in sorted((ROOT / "fedtools" / room).glob("*.py")):
         source = path.read_text(encoding="utf-8")
         if room == "privacy" or "METHODS.register(" in source:
@@ -141,7 +141,7 @@ def test_docstrings_are_shown_as_they_are(site, room):
     found = dict(docstrings(room))
     assert len(found) > 5
     for name, text in found.items():
-        # Of Markdown, docstrings have code and lists.
+        # Docstrings use code and lists of Markdown.
         assert words(re.sub(r"`|^- ", "", text, flags=re.M)) in shown, name
 
 
@@ -154,9 +154,9 @@ def test_methods_are_those_of_the_command(site):
 
 
 def test_links_lead_somewhere(site):
-    """Links between pages and to anchors, pictures, styles, scripts; nothing is on a network."""
+    """Links between pages and to anchors, images, styles, scripts exist; none is on a network."""
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
-    # What a server shows instead of a missing page has addresses that begin at the server.
+    # The page shown instead of a missing one has addresses relative to the server.
     del pages[site / "404.html"]
     pictures, sources = 0, []
     for path, page in pages.items():

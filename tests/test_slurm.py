@@ -27,7 +27,7 @@ class Cluster:
     """A user's shell on the cluster: an environment and a working directory."""
 
     def __init__(self, environment: dict[str, str], folder: Path):
-        # The nodes' python3 and fedtools are those of the tests, as path.sh would see to.
+        # The nodes' python3 and fedtools are those of the tests, as path.sh would set them.
         path = f"{Path(sys.executable).parent}:{environment['PATH']}"
         self.environment, self.folder = {**environment, "PATH": path}, folder
 
@@ -47,7 +47,7 @@ class Cluster:
         )
 
     def jobs(self) -> list[str]:
-        """What Slurm runs or will run."""
+        """Return Slurm's running and pending jobs."""
         return self("squeue", "--noheader").ok().out.splitlines()
 
     def script(self, name: str, text: str) -> Path:
@@ -77,7 +77,7 @@ def cluster(environment, tmp_path) -> Iterator[Cluster]:
 
 
 def timeless(log: str) -> str:
-    """A log without its times."""
+    """Return a log without its times."""
     log = re.sub(r"(?<= at )\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}", "TIME", log)
     return re.sub(r"(?<=time[ =])\d+", "N", log)
 
@@ -86,7 +86,7 @@ def test_an_array_runs_as_on_one_machine(cluster):
     (cluster.folder / "path.sh").write_text("export FROM_PATH='path.sh was here'\n")
     command = ["echo", "job JOB", 'say "JOB  it\'s"', "${FROM_PATH:-path.sh was here}", "|", "cat"]
     options = ["--config", ROOT / "conf/slurm.conf", "--mem", "1G", "--num-threads", "2"]
-    # An array that Slurm has forgotten holds nothing up.
+    # An array that Slurm has forgotten blocks nothing.
     (cluster.folder / "there/q").mkdir(parents=True)
     (cluster.folder / "there/q/x.JOB.id").write_text("999999\n")
     cluster(SLURM, *options, "JOB=2:4", "there/x.JOB.log", *command).ok()
@@ -116,8 +116,8 @@ def test_a_failure_shows_its_log(cluster):
     assert not (cluster.folder / "log/q/y.id").exists()
 
 
-# A job leaves the numbers of itself and of its child, and says if one of another array still runs.
-# A killed process that nobody has reaped yet (a zombie) does not run: `kill -0` would count it.
+# A job records its own and its child's number, and reports if one of another array still runs.
+# A killed process that is not reaped yet (a zombie) does not run, but `kill -0` would count it.
 MARKED = r"""
 for file in pid.*; do
     [[ $file == "pid.$SLURM_ARRAY_JOB_ID."* || ! -s $file ]] && continue
@@ -134,7 +134,7 @@ wait $!
 
 
 def started(cluster: Cluster, number: int) -> list[int]:
-    """Wait until so many marked jobs run; the processes of all that ever did."""
+    """Wait until a number of marked jobs run; return the processes of all marked jobs."""
     files = cluster.folder.glob
     wait_until(lambda: len([path for path in files("pid.*") if path.read_text()]) == number)
     return [int(pid) for path in files("pid.*") for pid in path.read_text().split()]
@@ -159,7 +159,7 @@ def test_a_killed_submitters_array_never_runs_beside_its_reruns(cluster):
     processes = started(cluster, 2)
     submitter.kill()
     submitter.wait(timeout=60)
-    assert len(cluster.jobs()) == 3  # two that run, and a line for those that wait
+    assert len(cluster.jobs()) == 3  # two that run, and a line for pending ones
     assert all(map(alive, processes))
     old = cluster.read("log/q/x.JOB.id").strip()
     rerun = cluster(SLURM, "JOB=1:3", "log/x.JOB.log", job, "0.1").ok()
@@ -177,7 +177,7 @@ def test_a_killed_submitters_array_never_runs_beside_its_reruns(cluster):
 def test_ranks_are_spread_over_nodes_as_the_config_says(cluster):
     text = (ROOT / "conf/slurm.conf").read_text()
     other = "option ntasks=* --ntasks $0 --ntasks-per-node 1"
-    assert f"# {other}\n" in text  # there for users to choose
+    assert f"# {other}\n" in text  # options for users to choose
     (cluster.folder / "nodes.conf").write_text(
         text.replace(f"# {other}\n", "").replace("option ntasks=* --ntasks $0", other)
     )
@@ -208,7 +208,7 @@ def test_a_rank_that_fails_ends_the_others(cluster):
 
 
 def global_states(experiment: Path) -> dict[str, bytes]:
-    """The global state of every round of an experiment."""
+    """Return the global state of every round of an experiment."""
     return {
         path.parent.name: path.read_bytes()
         for path in sorted(experiment.glob("round_*/global.safetensors"))
@@ -220,7 +220,7 @@ ROUNDS = 2
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Keyword clips, and `local`, an experiment whose rounds were computed without Slurm."""
+    """Make keyword clips, and `local`, an experiment whose rounds were computed without Slurm."""
     root = keyword_world.make_world(tmp_path_factory.mktemp("world"))
     local = keyword_world.begin(root, root / "local")
     inside("rounds", local, "--to", ROUNDS).ok()
@@ -250,7 +250,7 @@ def test_rounds_over_ranks_on_two_nodes_give_the_same_bytes(cluster, world):
 
 
 def test_waves_of_experiments_on_the_cluster_give_the_same_bytes(cluster, world):
-    """Each wave is an array; the second begins when the first has ended."""
+    """Each wave is an array; the second starts when the first has ended."""
     recipe = small_recipe.make_recipe(
         cluster.folder / "a recipe", world, "train_cmd=utils/slurm.py"
     )

@@ -1,4 +1,4 @@
-"""A hundredth of what `tests/soak/soak.py` does: strange inputs of every command, and kills."""
+"""A hundredth of `tests/soak/soak.py`: damaged inputs of every command, and kills."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_federations_that_are_stopped_go_on(tmp_path):
 
 
 def test_what_a_stopped_command_must_not_leave_is_seen(tmp_path, monkeypatch):
-    """Scripts that do what commands must not, stopped where it shows."""
+    """Scripts with forbidden behaviour, stopped where it is visible, are reported."""
     monkeypatch.syspath_prepend(str(SOAK))
     import kills
     from faults import Fault
@@ -82,7 +82,7 @@ def test_the_same_number_is_the_same_mutation(tmp_path, monkeypatch):
 
 
 def test_what_must_not_be_is_seen(tmp_path, monkeypatch):
-    """Every kind of bug that the fuzzer looks for, given to it."""
+    """Every kind of bug that the fuzzer looks for is reported."""
     monkeypatch.syspath_prepend(str(SOAK))
     import soak
 

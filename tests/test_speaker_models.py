@@ -1,4 +1,4 @@
-"""Background models, i-vectors and PLDA: data drawn from such models, and densities by scipy."""
+"""Background models, i-vectors and PLDA: data drawn from these models, and densities by scipy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedtools.speaker.plda import Lda, Plda, length_normalise, train_lda, train_
 
 
 def never_falls(history: list[float]) -> bool:
-    """Whether log-likelihoods rise, but for rounding, and at all."""
+    """Return whether log-likelihoods rise overall, and never fall except by rounding."""
     return min(np.diff(history)) > -1e-9 * abs(history[0]) and history[-1] > history[0]
 
 
@@ -39,7 +39,7 @@ def draw(model: Gmm, frames: int, random: np.random.Generator) -> np.ndarray:
 
 
 class Reread:
-    """Utterances that can be gone through again, but never have a length."""
+    """Utterances that can be iterated repeatedly, but have no length."""
 
     def __init__(self, utterances: list[np.ndarray]):
         self.utterances = utterances
@@ -50,7 +50,7 @@ class Reread:
 
 def test_a_mixture_is_recovered_from_its_frames():
     frames = draw(TRUE, 20_000, np.random.default_rng(0))
-    # In single precision, as features are; one utterance is empty, one longer than a block.
+    # In single precision, like features; one utterance is empty, one longer than a block.
     utterances = Reread([*np.split(frames.astype(np.float32), [0, 5, 900, 6000])])
     found, history = train_ubm(utterances, 3, seed=1)
     assert never_falls(history)
@@ -94,7 +94,9 @@ def test_one_step_and_likelihoods_are_those_of_scikit_learn():
 
 
 def test_hard_frames_for_a_background_model():
-    """Copies, a constant dimension, a large offset, an outlier: finite, floored, and rising."""
+    """With copies, a constant dimension, an offset and an outlier, likelihoods rise and stay
+    finite.
+    """
     random = np.random.default_rng(0)
     frames = np.repeat(random.normal(size=(60, 3)), 5, axis=0)
     frames[:, 1] = 7.0
@@ -134,7 +136,7 @@ def test_what_is_read_in_passes_is_no_generator():
 
 
 def extractor(random: np.random.Generator, gaussians=4, dimensions=3, size=2) -> IvectorExtractor:
-    """A true model: Gaussians far apart, so that it is clear which one a frame is of."""
+    """Return a true model whose Gaussians are far apart, so that each frame's is clear."""
     means = 30.0 * random.permutation(gaussians * dimensions).reshape(gaussians, dimensions)
     variances = random.uniform(0.5, 2, (gaussians, dimensions))
     loadings = random.normal(size=(gaussians, dimensions, size))
@@ -146,7 +148,7 @@ def extractor(random: np.random.Generator, gaussians=4, dimensions=3, size=2) ->
 def draw_sets(
     model: IvectorExtractor, vectors: np.ndarray, frames: int, random: np.random.Generator
 ) -> list[np.ndarray]:
-    """Frames of a speaker for each of (n, R) i-vectors."""
+    """Draw frames of a speaker for each of (n, R) i-vectors."""
     return [
         draw(
             Gmm(model.ubm.weights, model.means + model.loadings @ w, model.variances),
@@ -158,7 +160,7 @@ def draw_sets(
 
 
 def test_i_vectors_are_conditional_means_of_a_gaussian():
-    """Of all frames of a set and w together, written out as one large Gaussian."""
+    """They equal the conditional mean in one large Gaussian of w and all frames of a set."""
     random = np.random.default_rng(0)
     model = extractor(random)
     (frames,) = draw_sets(model, random.normal(size=(1, 2)), 12, random)
@@ -171,13 +173,13 @@ def test_i_vectors_are_conditional_means_of_a_gaussian():
     expected = loadings.T @ np.linalg.solve(total, apart)
     (found,) = model.extract([moments])
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    # A scale of a half is as twice the noise; no more than 3 frames as noise 4 times.
+    # A scale of a half acts like twice the noise; at most 3 frames like 4 times the noise.
     for factor, options in ((2, {"posterior_scale": 0.5}), (4, {"max_count": 3.0})):
         weaker = loadings @ loadings.T + factor * noise
         expected = loadings.T @ np.linalg.solve(weaker, apart)
         (found,) = model.extract([moments], **options)
         np.testing.assert_allclose(found, expected, rtol=1e-6)
-    # And the log-likelihood before any training, of two sets with the same frames.
+    # The log-likelihood before any training also agrees, for two sets with the same frames.
     _, (likelihood,) = train_extractor(model.ubm, [moments, moments], 2, seed=3, iterations=0)
     start, _ = train_extractor(model.ubm, [moments], 2, seed=3, iterations=0)
     loadings = np.concatenate([start.loadings[c] for c in which])
@@ -191,20 +193,20 @@ def test_the_subspace_of_the_loadings_is_recovered():
     model = extractor(random)
     vectors = random.normal(size=(300, 2))
     sets = [model.ubm.moments(frames)[0] for frames in draw_sets(model, vectors, 100, random)]
-    # The background model knows the means only about.
+    # The background model has only approximate means.
     ubm = Gmm(model.ubm.weights, model.means + 0.5, model.ubm.variances)
     found, history = train_extractor(ubm, Reread(sets), 2, seed=0, iterations=30)
     assert never_falls(history)
     angles = subspace_angles(model.loadings.reshape(-1, 2), found.loadings.reshape(-1, 2))
     assert np.degrees(angles).max() < 3
     np.testing.assert_allclose(found.variances, model.variances, rtol=0.05)
-    # T T' is free of the basis; and w has no mean, in the sample.
+    # T T' does not depend on the basis; and w has zero mean in the sample.
     gram = [np.einsum("cdr,ber->cdbe", one, one) for one in (found.loadings, model.loadings)]
     assert np.linalg.norm(gram[0] - gram[1]) < 0.2 * np.linalg.norm(gram[1])
     extracted = found.extract(sets)
     np.testing.assert_allclose(extracted.mean(0), 0, atol=0.01)
     np.testing.assert_allclose(np.cov(extracted.T), np.eye(2), atol=0.05)
-    # Up to a rotation they are the vectors that were drawn.
+    # Up to a rotation, they are the drawn vectors.
     rotated = extracted @ np.linalg.lstsq(extracted, vectors, rcond=None)[0]
     assert np.corrcoef(rotated.ravel(), vectors.ravel())[0, 1] > 0.98
 
@@ -249,7 +251,7 @@ def test_online_i_vectors_are_those_of_the_frames_so_far(frames):
 def draw_speakers(
     model: Plda, counts: np.ndarray, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors and the labels of their speakers, who have so many each, in no order."""
+    """Draw vectors and the labels of their speakers, with given counts, shuffled."""
     means = random.multivariate_normal(model.mean, model.between, len(counts))
     labels = random.permutation(np.repeat(np.arange(len(counts)), counts))
     noise = random.multivariate_normal(np.zeros(len(model.mean)), model.within, len(labels))
@@ -306,7 +308,7 @@ def test_scores_are_ratios_of_densities(plda, rank):
         n = counts[e] + 1
         own = np.kron(np.eye(n), plda.within)
         same = np.kron(np.ones((n, n)), plda.between)
-        # The test vector, the last, has a speaker of its own.
+        # The last vector, the test vector, has a speaker of its own.
         two = np.kron(block_diag(np.ones((n - 1, n - 1)), 1), plda.between)
         values = np.concatenate([enrolled[e], test[t : t + 1]]).ravel()
         mean = np.tile(plda.mean, n)

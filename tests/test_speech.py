@@ -1,4 +1,4 @@
-"""What speech itself tells of trials: with Resemblyzer, where it can be had, and without."""
+"""Speaker information of speech in trials: with Resemblyzer, where available, and without."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SPEAKERS, MODELS = 6, 4
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> dict[str, str]:
-    """An environment that has Resemblyzer, fetched into a folder if it is not there."""
+    """Return an environment with Resemblyzer, which is fetched into a folder if missing."""
     folder = tmp_path_factory.mktemp("of resemblyzer")
     before = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": before}
@@ -52,7 +52,7 @@ def installed(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture
 def hidden(tmp_path) -> dict[str, str]:
-    """An environment without it, whether it is installed or not; pip would install elsewhere."""
+    """Return an environment without it, even if it is installed; pip would install elsewhere."""
     folder = tmp_path / "hides"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(HIDES)
@@ -62,7 +62,7 @@ def hidden(tmp_path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def spoken(tmp_path_factory) -> Path:
-    """A data directory: six voices, four models of each; all speech of a voice is one file."""
+    """Make a data directory: six voices, four models of each; all speech of a voice is one file."""
     pytest.importorskip("espeakng_loader")
     sys.path.append(str(ROOT / "local"))
     import voices
@@ -94,7 +94,7 @@ def write(folder: Path, tables: dict[str, list[str]]) -> None:
 
 
 def trials(path: Path, speakers: dict[str, str]) -> Path:
-    """All pairs of models."""
+    """Return all pairs of models."""
     names = sorted(speakers)
     pairs = [(a, b) for a in names for b in names if a < b]
     kinds = ("nontarget", "target")
@@ -103,7 +103,7 @@ def trials(path: Path, speakers: dict[str, str]) -> Path:
 
 
 def own(folder: Path) -> dict[str, str]:
-    """Model -> speaker."""
+    """Return model -> speaker."""
     lines = (folder / "utt2client").read_text().splitlines()
     utts = dict(line.split() for line in (folder / "utt2spk").read_text().splitlines())
     return {model: utts[utt] for utt, model in map(str.split, lines)}
@@ -132,7 +132,7 @@ def test_without_resemblyzer_a_line_says_what_to_install(spoken, tmp_path, hidde
 
 def test_voices_are_told_apart_and_other_labels_are_not(spoken, tmp_path, installed):
     easy, out = trials(tmp_path / "trials.easy", own(spoken)), tmp_path / "out"
-    # The four models of a speaker are of four voices: what is in them must not help.
+    # A speaker's four models are of four voices, so their content must not help.
     mixed = tmp_path / "mixed"
     shutil.copytree(spoken, mixed)
     names = (spoken / "utt2spk").read_text().splitlines()
@@ -160,7 +160,7 @@ def _rows(done: Result, out: Path) -> list[dict[str, str]]:
 
 
 def _as_the_package_itself(data: Path, out: Path, env: dict[str, str]) -> None:
-    """A program that knows the package alone, and reads the same samples, has the same cosines."""
+    """Check that the package alone, on the same samples, gives the same cosines."""
     program = """
 import sys, soundfile, numpy as np
 from resemblyzer import VoiceEncoder, normalize_volume
@@ -257,7 +257,7 @@ import resemblyzer, torch
 path = Path(resemblyzer.__file__).with_name("pretrained.pt")
 print(len(torch.load(path, map_location="cpu", weights_only=True)["model_state"]))
 """
-    # Three layers of an LSTM and a linear one; two more are of GE2E's loss.
+    # Three layers of an LSTM and a linear one; two more belong to GE2E's loss.
     assert run(sys.executable, "-c", program, env=installed).ok().out == "16\n"
 
 
@@ -273,7 +273,7 @@ def test_no_wheel_is_told_in_one_line(tmp_path, hidden):
 
 
 def test_another_wheel_of_the_name_is_refused(tmp_path, hidden):
-    """Pinned by hash: not what an index of the user's own has under the name."""
+    """The hash is fixed, so another file of that name in the user's index is refused."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     (wheels / "Resemblyzer-0.1.4-py3-none-any.whl").write_bytes(b"PK")

@@ -37,13 +37,13 @@ SETS = ["train", "valid", "test"]
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Everything below a folder, hidden files too: relative path -> bytes."""
+    """Return everything below a folder, including hidden files: relative path -> bytes."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def read(out: Path, task: str) -> dict[str, DataDir]:
-    """The three sets of a task, each of which passes the checks of validate_data_dir.py."""
+    """Read the three sets of a task, each of which passes validate_data_dir.py."""
     for name in SETS:
         validate_data_dir(out / task / name, feats=False, recording_seconds=recording_seconds)
     return {name: DataDir.read(out / task / name) for name in SETS}
@@ -58,7 +58,7 @@ def ids(clips: list[Word], part: str) -> set[str]:
 
 
 def table(out: str) -> dict[tuple[str, str], list[str]]:
-    """(task, set) -> the other cells of the printed table."""
+    """Return (task, set) -> the other cells of the printed table."""
     rows = [line.split() for line in out.splitlines() if re.match(r"(keywords|words) ", line)]
     return {(row[0], row[1]): row[2:] for row in rows}
 
@@ -91,7 +91,7 @@ def test_every_word_is_a_class_and_the_lists_are_the_split(tmp_path, version):
 
 def test_the_twelve_classes_have_silence_and_unknown_by_tenths(tmp_path):
     clips = some_words(5, 2, 3)
-    # 51 keywords: a tenth is 5.1, and so 6
+    # 51 keywords: a tenth is 5.1, rounded up to 6
     clips.append(Word(clips[0].speaker, "yes", 7))
     corpus = speech_commands(tmp_path, clips)
     prepare(corpus, tmp_path / "data").ok()
@@ -135,7 +135,7 @@ def test_silence_comes_from_all_of_the_noise_and_goes_where_the_keywords_are(tmp
     owners = Counter(data.utt2client[utterance] for utterance in silence)
     assert owners[much] > 25 and owners[none] == 0
     recordings = Counter(data.segments[utterance].split()[0][-1] for utterance in silence)
-    # Of 18 pieces 12 are of the first, and there is none where no second fits.
+    # 12 of 18 pieces are of the first; the second has none where no further one fits.
     assert 24 <= recordings["0"] <= 29 and recordings["2"] == 0
     starts = sorted(float(data.segments[utterance].split()[1]) for utterance in silence)
     assert starts[0] < 7 and starts[-1] > 32
@@ -176,7 +176,7 @@ def test_every_set_has_silence_of_every_recording(tmp_path):
 
 @pytest.mark.parametrize("seconds", [1.0, 1.5])
 def test_made_noise_is_as_loud_as_its_rule_says_and_no_clip_is_asked(tmp_path, seconds):
-    """White and pink, each piece of an RMS that is uniform in decibels, whatever the corpus has."""
+    """White and pink noise have an RMS uniform in decibels, whatever the corpus has."""
     options = ["--noise", "made", "--clip-seconds", str(seconds), "--task", "keywords"]
     made = {}
     for name, words in (("one", KEYWORDS), ("other", [*KEYWORDS, "bed"])):
@@ -200,7 +200,7 @@ def test_made_noise_is_as_loud_as_its_rule_says_and_no_clip_is_asked(tmp_path, s
     for found in levels.values():
         assert len(found) == 150
         assert kstest(found, "uniform", (-60, 45)).pvalue > 0.01
-    # Silence is cut from one piece each: no clip is of two levels.
+    # Silence is cut from one piece each: no clip has two levels.
     data = read(tmp_path / "one/data", "keywords")["train"]
     silence = [utt for utt, label in data.text.items() if label == "_silence_"]
     assert len(silence) == 40
@@ -302,7 +302,7 @@ def test_any_keywords_with_or_without_silence_and_unknown(tmp_path, silence, unk
         others = {utt.split("-")[1] for utt, label in data.text.items() if label == "_unknown_"}
         assert not others & {"stop", "yes", "go"}
     assert not (tmp_path / "data/words").exists()
-    # Of the test archive, the folders of the task's labels, and of no other.
+    # The folders of the task's labels in the test archive, and no others.
     result = prepare(corpus, tmp_path / "archive", *options, "--test-archive", archive).ok()
     found = labels(read(tmp_path / "archive", "keywords")["test"])
     assert found == {"stop": 2, "yes": 2, "go": 2} | dict.fromkeys(negative, 3)
@@ -368,7 +368,7 @@ def test_official_trains_on_no_test_clip_and_paper_on_all(tmp_path):
 def test_the_table_says_what_came_out(tmp_path):
     clips = some_words(4, 1, 1, [*KEYWORDS, "bed"])
     clips += [Word(clips[0].speaker, "yes", number) for number in range(1, 8)]
-    # the lists of this corpus divide a speaker
+    # the lists of this corpus split a speaker
     clips.append(replace(clips[0], number=9, part="test"))
     result = prepare(speech_commands(tmp_path, clips), tmp_path / "data").ok()
     rows = table(result.out)
@@ -433,7 +433,7 @@ def test_a_test_archive_with_other_folders_is_refused(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-# --- what is dropped -----------------------------------------------------------------------------
+# --- dropped clips -------------------------------------------------------------------------------
 
 TRAPS = [
     ({"audio": "empty"}, "empty file"),
@@ -509,7 +509,7 @@ def test_bad_lists_are_told_with_their_line(tmp_path):
     valid, test = corpus / "validation_list.txt", corpus / "testing_list.txt"
     prepare(corpus, out).ok()
     before = content(out)
-    # Windows' line ends, and no line end at the end, say the same
+    # Windows line ends, or no line end at the end, are equivalent
     test.write_bytes(test.read_bytes().replace(b"\n", b"\r\n"))
     valid.write_bytes(valid.read_bytes()[:-1])
     prepare(corpus, out).ok()
@@ -582,7 +582,7 @@ def test_wrong_usage_exits_2(tmp_path, options):
 
 
 def load(name: str):
-    """A module of local/speechcommands, which is a folder of scripts and not a package."""
+    """Import a module of local/speechcommands, which is a folder of scripts and not a package."""
     spec = importlib.util.spec_from_file_location(f"speechcommands_{name}", SCRIPTS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -627,7 +627,7 @@ def mini(out: Path, *arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
-    """The mini corpus with two clips of each speaker."""
+    """Make the mini corpus with two clips of each speaker."""
     pytest.importorskip("espeakng_loader")
     folder = tmp_path_factory.mktemp("mini")
     mini(folder, "--nj", "2").ok()

@@ -1,4 +1,4 @@
-"""The spoken words of written sentences: English as it always was, all letters elsewhere."""
+"""The spoken words of written sentences: unchanged rules for English, all letters elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedtools.files.languages import is_language
 from fedtools.files.spoken import LANGUAGES, normalise, rules_of
 from fedtools.files.validate import validate_data_dir
 
-# What prepare.py gave before there were other languages.
+# Output of prepare.py before there were other languages.
 ENGLISH = [
     ("What is the forecast in Kentucky", "what is the forecast in kentucky", ""),
     ("It\u2019s Ben\u2019s \u2018cat\u2019!", "it's ben's cat", ""),
@@ -94,14 +94,14 @@ OTHERS = [
     ("kab", "Aɣrum s\u2011Ɣer", "aɣrum s ɣer"),
     ("ab", "Әҩағ", "әҩағ"),
     ("xx", "a\u00adb a\u200bb a\u034fb", "ab ab ab"),
-    # The dot of Catalan as it is typed; a hyphen is none.
+    # The typed form of Catalan's dot; a hyphen is not one.
     *[
         ("ca", f"Al{dot}lot I CEL{dot}LA.", "al·lot i cel·la")
         for dot in "\u00b7.\u2022\u2027\u2219\u22c5\u30fb\uff65\u2024\u2e31\ua78f\u0387"
     ],
     ("ca", "a\u0140lot A\u013fLOT l-l fi.La a.b", "al·lot al·lot l l fi la a b"),
     ("cat", "al.lot", "al·lot"),
-    # Geresh and gershayim as they are typed, and quotation marks.
+    # Typed forms of geresh and gershayim, and quotation marks.
     *[
         ("he", f"ג{mark}ירפה", "ג׳ירפה")
         for mark in "'\u2019\u2018\u201b`\u00b4\u2032\u02bc\u02b9\u05f3"
@@ -113,14 +113,14 @@ OTHERS = [
     *[("he", f"צה{mark}ל", "צה״ל") for mark in ("''", "\u2019\u2019", "\u05f3\u05f3", "\uff02")],
     ("heb", "אמר ''שלום'' לצה''ל", "אמר שלום לצה״ל"),
     ("iw", "\u201eשלום\u201d רב", "שלום רב"),
-    # The glottal stop as it is typed: one letter; quotation marks are none.
+    # The typed form of the glottal stop is a letter; quotation marks are not.
     *[
         ("haw", f"{mark}Ōlelo Hawai{mark}i a {mark}o", "\u02bbōlelo hawai\u02bbi a \u02bbo")
         for mark in "\u02bb'\u2018\u2019\u201b`\u00b4\u2032\u02bc\u02bd\u02bf\ua78c"
     ],
     ("haw", "'hele' \u2018mai\u2019 'o ka hale'", "hele mai o ka hale"),
     ("sm", "fa'a\u2019afoi", "fa\u02bba\u02bbafoi"),
-    # Elision, with a letter that stands alone or an accent that does; quotation marks.
+    # Elision, with a separate letter or accent; quotation marks.
     *[
         ("el", f"γι{mark} αυτό, θα {mark}ρθω", "γι' αυτό θα 'ρθω")
         for mark in "'\u2019\u1fbd\u1fbf\u0384\u02bc\u00b4"
@@ -128,7 +128,7 @@ OTHERS = [
     ("ell", "\u2018το σπίτι\u2019 \u2018ναι\u2019 «απ\u2019 όλα»", "το σπίτι ναι απ' όλα"),
     ("el", "\u00b5\u03ad\u03bb\u03b9", "μέλι"),
     ("ko", "교육\u318d문화 한\u318d중\u00b7일", "교육 문화 한 중 일"),
-    # As it is typed: in another order, and of parts.
+    # As typed: in another order, and decomposed.
     *[("th", f"น{am} นำ", "น\u0e49\u0e33 นำ") for am in ("\u0e49\u0e33", "\u0e33\u0e49")],
     *[("tha", f"น{am}", "น\u0e49\u0e33") for am in ("\u0e4d\u0e49\u0e32", "\u0e49\u0e4d\u0e32")],
     ("th", "น\u0e4d\u0e32 \u0e40\u0e40ม่", "น\u0e33 \u0e41ม่"),
@@ -189,7 +189,7 @@ def test_what_is_left_out_is_counted_by_character():
     normalise("na\u00efve.", "en", left_out)
     assert left_out == {"\u0308": 1, ".": 1}
     left_out.clear()
-    # What is respelled is not left out.
+    # Respelled symbols are not left out.
     for language, sentence in (
         ("ko", "교육\u318d문화"),
         ("haw", "'hele' Hawai'i"),
@@ -231,7 +231,7 @@ def test_the_outcome_is_words_and_stays_as_it_is(sentence, language):
         )
 
 
-# Letters of every alphabet, that stand for themselves.
+# Letters of every alphabet, which stay unchanged.
 LETTERS = st.characters(categories=["Lu", "Ll", "Lo", "Lm", "Mn", "Mc"]).filter(
     lambda mark: (
         unicodedata.normalize("NFKC", mark) == mark

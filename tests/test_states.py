@@ -1,4 +1,4 @@
-"""Model states: the library's own bytes, and no damage that goes unnoticed."""
+"""Model states: the library's own bytes, and detection of all damage."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_cut_off_anywhere(path):
 
 
 def with_header(header: object, data: int = 8) -> bytes:
-    # As the library writes it: with a space in it, any header would be refused for that.
+    # In the library's format, since any header with a space would be refused for that.
     text = (
         header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
     )
@@ -127,7 +127,7 @@ def shaped(sizes: bytes) -> bytes:
 
 
 def nested(depth: int) -> bytes:
-    """Metadata that Python can read at some depths, and not print."""
+    """Return metadata that Python can read at some depths, and not print."""
     return b'{"__metadata__":' + b'{"a":' * depth + b'"x"' + b"}" * depth + b"}"
 
 

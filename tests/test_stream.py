@@ -1,4 +1,4 @@
-"""Streams: when utterances begin, which groups that gives, and that none moves another one."""
+"""Streams: start times of utterances, their groups, and independence of groups."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stream(tmp_path_factory) -> Path:
 
 
 def without(stream: Path, name: str, out: Path) -> Path:
-    """A copy of the files that lacks an utterance."""
+    """Copy the files without one utterance."""
     shutil.copytree(stream, out)
     for file in ("utt2client", "utt2spk", "text", "segments", "nbest.tsv", "nnlm.scp"):
         lines = (out / file).read_text().splitlines(keepends=True)
@@ -53,7 +53,7 @@ def groups_by_name(folder: Path, span: float) -> dict[str, int]:
 
 
 def sums(folder: Path, plan: Plan, span: float) -> np.ndarray:
-    """What a server would release but for the noise, (T, words): the sum of all clients."""
+    """Return a server's releases without the noise, (T, words): the sum over clients."""
     opened = open_stream(folder)
     lists = Lists(opened.rescored, Weights())
     found = np.zeros((T, len(lists.background)))
@@ -70,7 +70,7 @@ def sums(folder: Path, plan: Plan, span: float) -> np.ndarray:
 
 @pytest.mark.parametrize("span", [47.0, 30.0, 1000.0])
 def test_no_utterance_decides_another_ones_round(stream, tmp_path, span):
-    """Whichever is left out, also the one that ends last, or begins after the span."""
+    """This includes the one that ends last, and one that starts after the span."""
     begins = begins_of(stream)
     whole = groups_by_name(stream, span)
     assert whole == {name: min(int(begin / (span / 4)), 3) for name, begin in begins.items()}
@@ -88,17 +88,17 @@ def test_no_utterance_decides_another_ones_round(stream, tmp_path, span):
             most[at] = max(most[at], (change.sum(), change.max()))
             assert change.max() <= plan.single * plan.steps * plan.grid
             assert change.sum() <= plan.joint * plan.steps * plan.grid
-    # The bound is reached, so nothing else could have moved without notice.
+    # The bound is reached, so no other change could go unnoticed.
     assert most[0] == pytest.approx((2.0, 2.0), abs=1e-4)
     assert most[1] == pytest.approx((2.0 * T, 2.0), abs=1e-4)
 
 
 def test_what_a_federation_sends_without_the_last_utterance(stream, tmp_path, monkeypatch):
-    """On its files: one round of one client, and by no more than an utterance may have."""
+    """Its files change in one round of one client, by at most an utterance's bound."""
     monkeypatch.setenv("FEDTOOLS_NOISE_KEY", str(tmp_path / "noise.key"))
     begins = begins_of(stream)
     last = max((name for name in begins if begins[name] < 36), key=begins.get)
-    # Of its recording it is the last one, too.
+    # It is the last one of its recording, too.
     folder = stream
     for name in begins:
         if begins[name] > begins[last]:
@@ -124,7 +124,7 @@ def test_what_a_federation_sends_without_the_last_utterance(stream, tmp_path, mo
 
 
 def test_times_of_a_table_without_segments(stream, tmp_path, cli):
-    """utt2start is as good as segments, and comes with the data directory."""
+    """utt2start is equivalent to segments, and is part of the data directory."""
     begins, data = begins_of(stream), tmp_path / "data"
     data.mkdir()
     for name in ("utt2client", "text", "utt2spk"):
@@ -166,7 +166,7 @@ def test_times_of_a_table_without_segments(stream, tmp_path, cli):
         ("segments", ("a r 0.5 2", "b s 9 -1", "c r 3.25 7.5"), 9.0),
         ("segments", ("a r 0.5 2", "b s 3 -1", "c r 3.25 7.5"), 7.5),
         ("utt2start", ("a 0.5", "b 3", "c 3.25"), 3.25),
-        # Times that divide nothing are none.
+        # Times that separate nothing are ignored.
         ("segments", ("a r 0 -1", "b s 0 -1", "c t 0 -1"), None),
         (None, (), None),
     ],
@@ -175,7 +175,7 @@ def test_bounds_and_the_span_of_the_clock(tmp_path, table, lines, span):
     bounds_of(tmp_path, table, lines).ok()
     found = yaml.safe_load((tmp_path / "bounds.yaml").read_text())
     assert found.pop("span", None) == span
-    # Three of four have no more words: of utterances with 4, 1 and 2, of clients with 5 and 2.
+    # Three of four have no more words: utterances with 4, 1 and 2, clients with 5 and 2.
     assert found == {"word": 1.0, "utterance": 4.0, "user": 5.0}
 
 
@@ -194,7 +194,7 @@ def test_bounds_of_malformed_times(tmp_path, table, lines, said):
 
 
 def bounds_of(folder: Path, table: str | None, lines: Sequence[str]) -> Result:
-    """Run bounds.py on three utterances of two clients, with such a table of times."""
+    """Run bounds.py on three utterances of two clients, with a given table of times."""
     (folder / "text").write_text("a W W W W\nb W\nc W W\n")
     (folder / "utt2client").write_text("a x\nb x\nc y\n")
     if table:

@@ -31,7 +31,7 @@ WORDS = "the cat sat on a mat and ran".split()
 
 
 def some_text(path: Path, unknown: str, count: int = 60) -> Path:
-    """A Kaldi text, one word in nine of which is the unknown one."""
+    """Make a Kaldi text in which one word of nine is the unknown one."""
     draw = random.Random(1)
     lines = (" ".join(draw.choice([*WORDS, unknown]) for _ in range(6)) for _ in range(count))
     write_table(path, {f"u{index:03}": line for index, line in enumerate(lines)})
@@ -45,7 +45,7 @@ def some_text(path: Path, unknown: str, count: int = 60) -> Path:
 def test_an_n_gram_has_one_unknown_word(tmp_path, spelling):
     texts = {name: some_text(tmp_path / name, name) for name in ("<unk>", spelling)}
     models = {name: train_ngram([text], tmp_path / f"{name}lm", 2) for name, text in texts.items()}
-    # KenLM must not find a second one when it reads the model: it would take the place of <unk>.
+    # KenLM must not find a second one when it reads the model: it would replace <unk>.
     assert spelling not in models[spelling].arpa.read_text()
     assert models[spelling].arpa.read_bytes() == models["<unk>"].arpa.read_bytes()
     assert models[spelling].vocabulary.read_text().split() == sorted(WORDS)
@@ -79,7 +79,7 @@ def test_a_vocabulary_has_one_unknown_word(cli, tmp_path):
 def test_what_is_an_unknown_word():
     assert all(map(is_unknown, ("<unk>", "<UNK>", "<Unk>")))
     assert not any(map(is_unknown, ("unk", "[UNK]", "<unk", "<unknown>", "unk>", "", "<s>")))
-    # Others' are words, and are counted as such.
+    # Other systems' symbols are words, and are counted as such.
     vocabulary, counts, _ = make_vocabulary([["a", "[UNK]", "<unk>"]])
     assert set(vocabulary.words[2:]) == {"a", "[UNK]"} and counts[1] == 1
 
@@ -102,13 +102,13 @@ def test_tokens_do_not_spell_an_unknown_word(cli, tmp_path, kind, spelling):
         ids = tokenizer.encode(words)
         assert ids.count(tokenizer.unknown) == words.count(spelling)
         assert tokenizer.decode(ids) == words.replace(spelling, "<unk>")
-        # Nothing of the other words changes.
+        # The other words are unchanged.
         known = [tokenizer.encode(word) for word in words.split() if word != spelling]
         assert all(str(part)[1:-1] in str(ids) for part in known)
 
 
 def test_words_are_compared_in_one_form_of_unicode(cli, tmp_path):
-    """NFD in texts, hypotheses or lists is none of another word."""
+    """NFD in texts, hypotheses or lists does not make another word."""
     words = {form: unicodedata.normalize(form, "schön für é") for form in ("NFC", "NFD")}
     for form, text in words.items():
         write_table(tmp_path / form, {f"u{n}": f"{text} und so {text}" for n in range(9)})
@@ -119,13 +119,13 @@ def test_words_are_compared_in_one_form_of_unicode(cli, tmp_path):
         score_hypotheses(tmp_path / "NFC-lm", [text], Path("list"))[0] for text in words.values()
     ]
     assert scores[0] == scores[1]
-    # A vocabulary of another form, as it was made before, and an n-gram's, which KenLM knows.
+    # A vocabulary of another form, from an earlier version, and an n-gram's, which KenLM knows.
     vocabulary = Vocabulary(["</s>", "<unk>", *words["NFD"].split()])
     assert {tuple(vocabulary.encode(text)) for text in words.values()} == {(2, 3, 4, 0)}
     hypotheses = [Hypothesis(1, 0.0, 0.0, text) for text in words.values()]
     assert encode_all(vocabulary, hypotheses, "list")[0].tolist() == [2, 3, 4, 0] * 2
     Vocabulary(["</s>", "<unk>", "e\u0301", "\u00e9"]).write(tmp_path)
-    with pytest.raises(UserError, match=r"words.txt:3: .* comes twice, in two forms of Unicode"):
+    with pytest.raises(UserError, match=r"words.txt:3: .* is duplicated, in two forms of Unicode"):
         Vocabulary.read(tmp_path)
     models["NFC"].vocabulary.write_text("a\nfu\u0308r\n")
     with pytest.raises(UserError, match=r"vocabulary:2: .* is not in Unicode's form NFC"):
@@ -198,7 +198,7 @@ def test_a_mark_at_the_beginning_is_no_part_of_a_text(cli, tmp_path):
 
 
 def test_a_mark_within_a_text_is_named_with_its_line(cli, tmp_path):
-    # As cat makes it of two files.
+    # The result of cat on two files.
     (tmp_path / "plain").write_text(f"{MARK}on the tree\n{MARK}the dog\n")
     failed = cli("train-lm", "--plain", tmp_path / "plain", tmp_path / "lm", "--order", 2)
     failed.fails(1, "plain:2: a byte order mark (U+FEFF) within the text", "sed")
@@ -207,12 +207,12 @@ def test_a_mark_within_a_text_is_named_with_its_line(cli, tmp_path):
 
 
 def test_tables_of_data_directories_have_no_mark_at_all(tmp_path):
-    # Kaldi's programs would take it for a part of the first key.
+    # Kaldi's programs would read it as part of the first key.
     (tmp_path / "text").write_text(f"{MARK}u1 a\n")
     with pytest.raises(UserError, match="text:1: a byte order mark") as told:
         read_table(tmp_path / "text")
     assert "at the beginning of the file, byte 0" in str(told.value)
-    # What to do is told, and does it.
+    # The message gives a remedy, which works.
     command = str(told.value).partition("remove it with: ")[2]
     assert subprocess.run(command, shell=True, check=False).returncode == 0
     assert read_table(tmp_path / "text") == {"u1": "a"}

@@ -20,7 +20,7 @@ def model(**options):
 
 
 def by_hand(encoder: TdnnEncoder, frames: np.ndarray) -> np.ndarray:
-    """Every third frame of the last layer, from frames t - c, t, t + c of the layer below."""
+    """Return every third frame of the last layer, from frames t - c, t, t + c one layer below."""
     mean, var = (getattr(encoder.scale, f"running_{name}").numpy() for name in ("mean", "var"))
     values = (frames - mean) / np.sqrt(var + encoder.scale.eps)
     for layer, context in zip(encoder.layers, SMALL["contexts"], strict=True):
@@ -30,7 +30,7 @@ def by_hand(encoder: TdnnEncoder, frames: np.ndarray) -> np.ndarray:
         def at(frame: int, values=values) -> np.ndarray:
             return values[frame] if 0 <= frame < len(values) else np.zeros(values.shape[1])
 
-        # Frames that nobody asks for later are computed here all the same.
+        # Unused frames are computed here all the same.
         rows = []
         for frame in range(len(values)):
             parts = (weight[:, :, k] @ at(frame + (k - 1) * context) for k in range(3))
@@ -64,7 +64,7 @@ def test_a_fixed_scale_is_used_in_training_and_not_changed(fixed):
         shifted, _, _ = encoder(speech + 1, torch.tensor([20, 20]))
     assert encoder.layers[0].norm.training
     assert (encoder.scale.running_mean == 3).all() == fixed
-    # By a batch's own mean what is added to all frames would be taken away again.
+    # A batch's own mean would cancel a constant added to all frames.
     assert torch.allclose(one, shifted, atol=1e-4) != fixed
 
 
@@ -85,7 +85,7 @@ def test_padding_is_not_heard():
 
 
 def test_the_papers_size():
-    """Thirteen layers of 512, below 3,664 states, on MFCC and i-vector."""
+    """It has thirteen layers of 512, below 3,664 states, on MFCC and i-vector."""
     encoder = TdnnEncoder(140)
     assert [layer.affine.dilation[0] for layer in encoder.layers] == [1] * 13
     assert [layer.step for layer in encoder.layers] == [1] * 5 + [3] + [1] * 7

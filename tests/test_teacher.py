@@ -1,8 +1,8 @@
-"""Teachers over several steps a round, whose labels change: by hand, right and with mistakes.
+"""Teachers over several steps a round, whose labels change: correct and with planted mistakes.
 
-All begin with a model that was never trained, whose labels change from step to step, and are not
-the student's. Every mistake that is written out here must end somewhere else than the command does,
-or the test would be blind to it.
+All start from an untrained model, whose labels change from step to step, and are not the student's.
+Every planted mistake must give a result other than the command's; otherwise the test could not
+detect it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from fedtools.files.nbest import read_nbest
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.asr import build_model
 
-# Of 20 bins, the convolutions would not hear the last.
+# With 20 bins, the convolutions would not use the last.
 BINS, SIZE, FRAMES = 19, simulated.CONFIG["model"]["encoder_conf"]["output_size"], 71
-# One is left: then SpecAugment has no choice of where.
+# One is left, so that SpecAugment's choice is deterministic.
 MASKED = {"bins": BINS - 1, "features": SIZE - 1}
 TRAIN, VALID = {"au": 4, "en": 3}, {"au": 2, "en": 2}
 RATE, EPSILON, CLIP, DECAY = 0.01, 1e-3, 1.0, 0.8
@@ -57,7 +57,7 @@ MISTAKES = (SWAPPED, EARLY, STUDENT, ANEW, ONCE)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Data, and models that mask half of the filterbanks, or of the features."""
+    """Make data, and models that mask half of the filterbanks, or of the features."""
     root = tmp_path_factory.mktemp("teacher")
     for seed, (name, counts) in enumerate((("train", TRAIN), ("valid", VALID))):
         same_lengths(some_data(root / name, counts, seed))
@@ -70,7 +70,7 @@ def world(tmp_path_factory) -> Path:
         "labels": "continuous",
         "decay": DECAY,
     }
-    # Of 16 values as large a share is masked as of 19 bins.
+    # The same share of 16 values is masked as of 19 bins.
     for name in MASKED:
         model = masking(MASKED["bins"])
         simulated.config_file(root / f"{name}.yaml", model=model, training=training)
@@ -78,7 +78,7 @@ def world(tmp_path_factory) -> Path:
 
 
 def same_lengths(path: Path) -> None:
-    """Repeat or cut all utterances, so that there is no padding that anybody could hear."""
+    """Repeat or cut all utterances to equal length, so that no padding is used."""
     data, same = DataDir.read(path), {}
     for name in data.utterances:
         matrix = kaldiio.load_mat(data.feats_scp[name])[:, :BINS]
@@ -89,7 +89,7 @@ def same_lengths(path: Path) -> None:
 
 
 def masking(width: int) -> dict:
-    """A model whose SpecAugment masks so many bins."""
+    """Return a model whose SpecAugment masks a number of bins."""
     conf = {"apply_time_warp": False, "apply_time_mask": False, "num_freq_mask": 1}
     conf["freq_mask_width_range"] = [width, width + 1]
     return model_of(0.0) | {"input_size": BINS, "specaug": "specaug", "specaug_conf": conf}
@@ -104,9 +104,9 @@ class Learner:
     """A student and its teacher on batches of utterances; or with a mistake.
 
     Args:
-        options: of the model.
-        batch: of filterbanks, all that there is.
-        trained: what the names of trained parameters begin with.
+        options: options of the model.
+        batch: filterbanks of all utterances.
+        trained: the prefixes of trained parameters' names.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Learner:
             self.teacher.load_state_dict(self.model.state_dict())
 
     def posteriors(self, model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
-        """Of each utterance by itself, (T, tokens); no padding is heard."""
+        """Return posteriors of each utterance alone, (T, tokens), without padding."""
         found = []
         for speech, length in zip(batch["speech"], batch["speech_lengths"], strict=True):
             encoded, _ = model.encode(speech[None, :length].clone(), length[None])
@@ -151,7 +151,7 @@ class Learner:
         return self.seen[-1]
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """The mean of the utterances' CTC losses."""
+        """Return the mean of the utterances' CTC losses."""
         labels = [torch.tensor(one) for one in self.labels(batch)]
         losses = [
             nn.functional.ctc_loss(
@@ -175,7 +175,7 @@ class Learner:
             self.model.specaug = None
 
     def follow(self) -> None:
-        """Equation 7, of all that is trained or not."""
+        """Apply equation 7 to all parameters, trained or not."""
         kept = 1 - DECAY if self.mistake == SWAPPED else DECAY
         new = dict(self.model.named_parameters())
         for name, value in self.teacher.named_parameters():
@@ -186,7 +186,7 @@ class Learner:
 
 
 def assert_far(found: State, wrong: State, begun: State) -> None:
-    """Ten times as far as `assert_near` allows, at least."""
+    """Check that states differ by at least ten times the tolerance of `assert_near`."""
     apart, moved = (
         sum(np.square(one[name].astype("f8") - wrong[name]).sum() for name in wrong) ** 0.5
         for one in (begun | found, begun)
@@ -195,10 +195,10 @@ def assert_far(found: State, wrong: State, begun: State) -> None:
 
 
 def check(found: State, learner: Learner, begun: State) -> None:
-    """Where the learner is, or far from it if it makes a mistake."""
+    """Check that the learner's state is equal, or far from it with a mistake."""
     (assert_far if learner.mistake else assert_near)(found, learner.state(), begun)
     if not learner.mistake:
-        # Or it would not matter who gives the labels, and when.
+        # Otherwise the source and time of labels would not matter.
         assert len({str(labels) for labels in learner.seen}) > 3
 
 
@@ -210,7 +210,7 @@ def check(found: State, learner: Learner, begun: State) -> None:
     ],
 )
 def test_a_teacher_of_one_client(world, tmp_path, method, trained, options):
-    """Equations 5 to 7 of Zhu et al. over rounds of three steps; also of stage 1."""
+    """Equations 5 to 7 of Zhu et al. hold over rounds of three steps, and in stage 1."""
     options += (f"method_conf.local_epochs={STEPS}",)
     path = start(world, tmp_path / "exp", method, *options)
     inside("rounds", path, "--to", str(ROUNDS)).ok()
@@ -228,7 +228,7 @@ def test_a_teacher_of_one_client(world, tmp_path, method, trained, options):
 
 
 def test_every_client_has_a_teacher_of_its_own(world, tmp_path):
-    """Of FedAvg, whose students begin each round with the mean, and with a new Adam."""
+    """FedAvg's students start each round with the mean, and with a new Adam."""
     path = start(world, tmp_path / "exp", "fedavg", f"method_conf.local_epochs={STEPS}")
     inside("rounds", path, "--to", str(ROUNDS)).ok()
     begun = load_file(path / "init.safetensors")
@@ -256,7 +256,7 @@ def test_every_client_has_a_teacher_of_its_own(world, tmp_path):
 
 
 def test_a_decay_of_an_epoch_is_that_of_all_its_steps(world, tmp_path):
-    """In two batches an epoch, 0.64 an epoch is 0.8 a step, whose teachers are known by hand."""
+    """With two batches an epoch, 0.64 an epoch is 0.8 a step, whose teachers are known."""
     bins = f"training.batch_bins={2 * FRAMES * BINS}"
     found, begun = [], {}
     for name, *options in (
@@ -289,7 +289,7 @@ class OnFeatures(Learner):
 
 
 def test_a_teacher_of_the_server_on_features(world, tmp_path):
-    """Stage 2 in rounds of four steps, two utterances in each; of the code, the order alone."""
+    """Stage 2 has rounds of four steps with two utterances each; only the order is the code's."""
     options = (f"method_conf.personal={PERSONAL}", "method_conf.bits=32", "method_conf.stage1=0")
     options += (f"method_conf.stage2={ROUNDS}", f"training.batch_bins={int(2.5 * FRAMES * BINS)}")
     path = start(world, tmp_path / "exp", "decouplefl", *options, config="features")
@@ -313,7 +313,7 @@ def test_a_teacher_of_the_server_on_features(world, tmp_path):
 
 
 def check_clean(world: Path, folder: Path, begun: State) -> None:
-    """What clients have sent is what the first layers make of their audio, unmasked."""
+    """Check that sent features are the first layers' outputs on unmasked audio."""
     model = load(build_model(masking(MASKED["features"]), tokens_of(world)), begun).eval()
     for client in TRAIN:
         ark = dict(kaldiio.load_ark(str(folder / f"features.{client}.ark")))
@@ -322,7 +322,7 @@ def check_clean(world: Path, folder: Path, begun: State) -> None:
             values, _ = model.normalize(batch["speech"], batch["speech_lengths"])
             hidden, _ = model.encoder.embed(values, torch.ones(1, 1, FRAMES).bool())
             own = model.encoder.encoders[0](hidden, torch.ones(1, 1, hidden.shape[1]).bool())[0]
-        # Their order tells nothing.
+        # Their order carries no information.
         near = [[np.allclose(one, other, atol=2e-4) for other in ark.values()] for one in own]
         assert np.sum(near, 0).tolist() == np.sum(near, 1).tolist() == [1] * TRAIN[client]
 
@@ -361,12 +361,12 @@ def test_a_teacher_of_models_that_have_a_classifier_in_common(world, tmp_path):
             check(final(path, client, 5), learner, begun)
 
 
-# --- what is measured, averaged and decoded of DecoupleFL's clients
+# --- evaluation, averaging and decoding of DecoupleFL's clients
 
 
 @pytest.fixture(scope="module")
 def decoupled(world) -> Path:
-    """Two rounds of stage 1 and three of stage 2, on transcripts, measured on validation data."""
+    """Run two rounds of stage 1 and three of stage 2, on transcripts, with validation."""
     options = (f"method_conf.personal={PERSONAL}", "method_conf.stage1=2", "method_conf.stage2=3")
     path = start(world, world / "decoupled", "decouplefl", *options)
     inside("rounds", path, "--evaluate", "valid").ok()
@@ -377,7 +377,7 @@ LAST = 7
 
 
 def after(path: Path, client: str, number: int) -> State:
-    """A client's model after a round: its own extractor, and the classifier that was sent then."""
+    """Return a client's model after a round: its own extractor, and the classifier sent then."""
     state = load_file(path / "init.safetensors")
     for before in range(1, number + 1):
         own = path / "clients" / client / f"round_{before:04d}" / "personal.safetensors"
@@ -399,19 +399,19 @@ def test_clients_are_measured_with_the_classifier_of_the_round(world, decoupled)
         assert float(row["loss"]) == pytest.approx(loss.item(), rel=1e-4)
     for client in VALID:
         losses = [row["loss"] for row in rows if row["client"] == client]
-        # Whatever was trained since made a difference.
+        # Later training made a difference.
         assert len(set(losses)) == 1 + 2 + 3
 
 
 @pytest.fixture(scope="module")
 def averaged(decoupled) -> dict[str, State]:
-    """The means of the rounds that the command chose, by hand: four are asked for, three differ."""
+    """Return the means of the command's chosen rounds: four are requested, three differ."""
     told = inside("average", decoupled, "--best", "4").ok().err
     found = {}
     for client in TRAIN:
         (line,) = [one for one in told.splitlines() if f"clients/{client}: mean of rounds" in one]
         rounds = [int(word) for word in line.partition("rounds ")[2].split()]
-        # Those of stage 2; the last one brings the classifier back, and is the sixth once more.
+        # Rounds of stage 2; the last one sends the classifier back, and repeats the sixth.
         assert rounds == [4, 5, 7]
         found[client] = mean_of([after(decoupled, client, number) for number in rounds])
     return found
@@ -421,7 +421,7 @@ def test_the_best_round_of_stage_1_is_averaged_with_none_of_stage_2(decoupled, t
     path = shutil.copytree(decoupled, tmp_path / "exp")
     rows = read_tsv(path / "evaluate_valid.tsv", None)
     for row in rows:
-        # Ever worse, so that stage 1 would have the mean to itself; round 3 trains nothing.
+        # Ever worse, so that only stage 1 would be averaged; round 3 trains nothing.
         number = int(row["round"])
         row["loss"] = f"{2 if number == 3 else number:.6f}"
     write_tsv(path / "evaluate_valid.tsv", list(rows[0]), rows)

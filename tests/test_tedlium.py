@@ -28,7 +28,7 @@ SCRIPTS = ROOT / "local" / "tedlium3"
 ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 DIRECTORIES = ["train_g", "valid", "part1", "part2", "indicator"]
 HELD = ["part1_held", "part2_held"]
-# What suits `some_talks`, whose talks have 16 seconds of speech.
+# Sizes for `some_talks`, whose talks have 16 seconds of speech.
 SMALL = ["--partition", "legacy", "--hours-g", "0.02", "--seconds-per-model", "8"]
 
 
@@ -37,7 +37,7 @@ def prepare(*arguments: str | Path) -> Result:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Everything below a folder, hidden files too: relative path -> bytes."""
+    """Return everything below a folder, including hidden files: relative path -> bytes."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -48,14 +48,14 @@ def validate(out: Path) -> None:
 
 
 def counts(result: Result) -> tuple[int, int]:
-    """N and M of `kept N, dropped M (...)`."""
+    """Return N and M of `kept N, dropped M (...)`."""
     words = result.ok().out.splitlines()[-1].replace(",", " ").split()
     assert words[0] == "kept" and words[2] == "dropped"
     return int(words[1]), int(words[3])
 
 
 def pieces(data: DataDir, utterances: list[str]) -> list[tuple[str, float, float]]:
-    """Audio, start and end of utterances."""
+    """Return audio, start and end of utterances."""
     fields = (data.segments[utterance].split() for utterance in utterances)
     return [(audio, float(start), float(end)) for audio, start, end in fields]
 
@@ -69,7 +69,7 @@ def overlap(a: tuple[str, float, float], b: tuple[str, float, float]) -> bool:
 
 def test_every_trap_line_by_line(tmp_path):
     lines = tuple(line for line, _ in TED_TRAPS)
-    # The name of the stm file says nothing: field 1 is what names the audio.
+    # The name of the stm file is irrelevant: field 1 names the audio.
     trap = TedTalk("Trap_2001", "dev", lines, 15.0, stm="AnotherName_1999")
     corpus = tedlium(tmp_path, [*some_talks(), trap])
     out = tmp_path / "data"
@@ -161,7 +161,7 @@ def test_both_partitions_and_a_lost_link(tmp_path):
 @pytest.mark.parametrize("unit", ["person", "talk"])
 def test_speakers_are_disjoint_and_so_is_the_speech_of_models(tmp_path, unit):
     talks = some_talks(15, 3)
-    # Everything overlaps a little with what comes after it.
+    # Every line overlaps a little with the next.
     talks = [
         replace(talk, lines=tuple((start, end + 0.6, words) for start, end, words in talk.lines))
         for talk in talks
@@ -169,7 +169,7 @@ def test_speakers_are_disjoint_and_so_is_the_speech_of_models(tmp_path, unit):
     corpus, out = tedlium(tmp_path, talks), tmp_path / "data"
     result = prepare(corpus, out, *SMALL, "--unit", unit, "--valid", "0.1").ok()
     validate(out)
-    # Talks of two models' length leave nothing; of two talks each has something to spare.
+    # Talks of two models' length leave nothing; each of two talks has a rest.
     names = [*DIRECTORIES, *(name for name in HELD if (out / name).exists())]
     sets = {name: DataDir.read(out / name) for name in names}
     speakers = {name: set(data.utt2spk.values()) for name, data in sets.items()}
@@ -206,14 +206,14 @@ def test_speakers_are_disjoint_and_so_is_the_speech_of_models(tmp_path, unit):
         for first, second in pairs:
             a, b = pieces(data, first), pieces(data, second)
             assert not any(overlap(one, other) for one in a for other in b)
-            # A person of every third number has two talks, and is then given one for each model.
+            # Every third person has two talks, and then gets one for each model.
             number = int(data.others["utt2person"][first[0]].removeprefix("Person"))
             shares = unit == "talk" or number % 3 != 0
             assert bool({x[0] for x in a} & {x[0] for x in b}) == shares
 
 
 def test_speech_that_is_in_no_model_is_held_out(tmp_path):
-    """Of a part's speakers alone, drawn; nothing else changes, and nothing old is left."""
+    """It is drawn from the part's own speakers; nothing else changes, and old files are removed."""
     talks = some_talks(15, 3)
     talks = [
         replace(talk, lines=tuple((start, end + 0.6, words) for start, end, words in talk.lines))
@@ -240,7 +240,7 @@ def test_speech_that_is_in_no_model_is_held_out(tmp_path):
         assert not any(overlap(a, b) for a in pieces(most, list(most.text)) for b in used)
         for speaker in set(data.utt2spk.values()):
             own = [float(held.utt2dur[u]) for u in held.text if held.utt2spk[u] == speaker]
-            # So much at least, and no more than it takes.
+            # At least this much, and no more than needed.
             assert sum(own) >= 3 > sum(own) - max(own)
     assert counts(found["99"])[0] > counts(found["3"])[0] > counts(found["0"])[0]
     assert sum(counts(found["99"])) == sum(counts(found["0"]))
@@ -332,7 +332,7 @@ def test_a_person_under_two_names_and_a_person_of_the_indicator(tmp_path):
 
 
 def load(*names: str):
-    """Modules of local/tedlium3, a folder of scripts whose names others have too."""
+    """Import modules of local/tedlium3, whose names other recipes share."""
     others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(SCRIPTS))
     try:
@@ -423,7 +423,7 @@ def test_nobody_is_an_alias_of_an_alias():
 
 
 def one_talk(name: str, lengths: list[float], begins: float = 0.0):
-    """Utterances of those lengths in seconds, one after the other."""
+    """Return consecutive utterances of those lengths in seconds."""
     utterances, clock = [], round(100 * begins)
     for length in lengths:
         end = clock + round(100 * length)
@@ -432,11 +432,11 @@ def one_talk(name: str, lengths: list[float], begins: float = 0.0):
     return utterances
 
 
-WANTED = partition.Wanted("talk", 0, 200.0, 240.0, None, 10, 0.02)
+WANTED = partition.PartitionOptions("talk", 0, 200.0, 240.0, None, 10, 0.02)
 
 
 def test_talks_as_many_as_the_corpus_has_give_the_counts_of_table_1():
-    """2,268 talks of about 452 hours: a mean of twelve minutes, from two to twenty-two."""
+    """2,268 talks have about 452 hours: twelve minutes on average, from two to twenty-two."""
     train = []
     for number in range(2268):
         minutes = 2 + (number * 7919 % 2000) / 100
@@ -471,7 +471,7 @@ def test_talks_as_many_as_the_corpus_has_give_the_counts_of_table_1():
 )  # fmt: skip
 def test_adaptation_sets_are_disjoint_and_as_long_as_asked_for(talks, seconds, more):
     own = [u for n, each in enumerate(talks) for u in one_talk(f"A_200{n}", each)]
-    # Segments that reach into those after them.
+    # Segments that overlap the next ones.
     own = sorted(replace(u, end=u.end + more) for u in own)
     wanted = replace(WANTED, unit="person", seconds=float(seconds))
     models = partition.adaptation_sets(own, wanted)
@@ -532,7 +532,7 @@ def mini(out: Path, *arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def mini_corpus(tmp_path_factory) -> Path:
-    """The mini corpus with two sentences in a talk; a test that changes it mends it."""
+    """Make the mini corpus with two sentences per talk; a test that changes it restores it."""
     pytest.importorskip("espeakng_loader")
     folder = tmp_path_factory.mktemp("tedlium")
     assert "making 116 clips" in mini(folder, "--nj", "2").ok().err
@@ -581,7 +581,7 @@ def test_mini_corpus_segments_hold_the_sentences(mini_corpus):
     assert rate == 16000 and len(lines) == 2
     for line in lines:
         start, end = (int(Decimal(time) * rate) for time in line[3:5])
-        # A tenth of a second of nothing, then somebody speaks; the same at the end.
+        # A tenth of a second of silence, then speech; the same at the end.
         assert not wave[start : start + 1500].any() and not wave[end - 1500 : end].any()
         assert wave[start + 1700 : end - 1700].std() > 30
         wave[start:end] = 0
@@ -589,7 +589,7 @@ def test_mini_corpus_segments_hold_the_sentences(mini_corpus):
 
 
 def test_mini_corpus_of_other_sizes(tmp_path):
-    """Persons, talks and seconds as asked for; then two models of each talk are of full length."""
+    """Persons, talks and seconds are as requested; two models of each talk have full length."""
     pytest.importorskip("espeakng_loader")
     sizes = ("--speakers", "12", "--talks", "2", "--channels", "2", "--seconds", "16")
     run(sys.executable, SCRIPTS / "mini.py", tmp_path, *sizes, env=ENVIRONMENT).ok()
@@ -607,7 +607,7 @@ def test_mini_corpus_of_other_sizes(tmp_path):
     assert all(12 <= float(row["seconds"]) <= 20 for row in rows)
     report = (out / "partition.txt").read_text()
     assert "of 24 target pairs, 8 share a talk" in report
-    # By default of each speaker there are two, of two talks.
+    # By default each speaker has two, of two talks.
     prepare(tmp_path / "TEDLIUM_release-mini", out, *options).ok()
     rows = read_tsv(out / "models.tsv", None)
     assert len({(row["speaker"], row["talks"]) for row in rows}) == len(rows) == 16
@@ -621,7 +621,7 @@ def test_mini_corpus_of_other_sizes(tmp_path):
 
 
 def test_a_talk_of_the_mini_corpus_goes_through_its_channel():
-    """The filter is that between the talk's sound and the same sentences without one."""
+    """The filter is the one between the talk's audio and the same sentences without it."""
     pytest.importorskip("espeakng_loader")
     (script,) = load("mini")
     talks = script.plan(0, 1, script.Layout(speakers=6, talks=3, channels=2))
@@ -631,7 +631,7 @@ def test_a_talk_of_the_mini_corpus_goes_through_its_channel():
     responses = [20 * np.log10(abs(np.fft.rfft(one.taps, 1024))) for one in (first, second, other)]
     for one, another in combinations(responses, 2):
         assert np.std((one - another)[50:450]) > 2
-    # The channel is linear, but for the level that is made the same again.
+    # The channel is linear, except for the restored level.
     synthesiser = script.Synthesiser()
     quiet = replace(first, speaker=replace(first.speaker, noise=0.0))
     flat = np.zeros(script.TAPS)

@@ -1,4 +1,4 @@
-"""What comes from outside: strange files, YAML and options are refused in one line, at once."""
+"""External input: invalid files, YAML and options are refused in one line, at once."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_temporary_files_of_killed_processes_go_with_the_next_of_any_name(tmp_pa
 def test_a_file_of_another_machine_with_the_same_name_stays(tmp_path):
     dead = subprocess.Popen(["true"])
     dead.wait()
-    # Of another boot, or of a container beside this one, whose process ids are not ours.
+    # From another boot, or another container, whose process ids are not ours.
     live = tmp_path / f".model.{platform.node()}-0123456789ab-{dead.pid}.x.tmp"
     old = tmp_path / f".model.{platform.node()}-ba9876543210-{dead.pid}.x.tmp"
     for path in (live, old):
@@ -132,7 +132,7 @@ def test_a_file_of_another_machine_with_the_same_name_stays(tmp_path):
 def test_folders_within_folders_are_removed_however_deep(tmp_path):
     top = tmp_path / "update.2.tsv"
     for _ in range(12):
-        # From the inside out: the whole path is longer than the system takes at once.
+        # From the inside out: the whole path is longer than the system's limit.
         outer = tmp_path / "outer"
         deep = outer
         for _ in range(99):
@@ -174,7 +174,7 @@ def test_a_killed_command_leaves_nothing_after_the_next(tmp_path):
         ("a: !!bool x\n", "not YAML"),
         ("a: !!timestamp x\n", "not YAML"),
         ("? [a]\n: b\n", "c.yaml:1: not YAML"),
-        ("a: 1\nb: 2\na: 3\n", "c.yaml:3: not YAML: 'a' comes twice"),
+        ("a: 1\nb: 2\na: 3\n", "c.yaml:3: not YAML: 'a' is duplicated"),
         ("a: b\0\n", "c.yaml:1: a NUL byte"),
     ],
 )
@@ -207,7 +207,7 @@ class Options:
             "training:\n  rate: .nan",
             "c.yaml:2: training: option 'rate' is nan: input should be a finite number",
         ),
-        # Of two such lines nobody can say which it is.
+        # With two such lines, it is ambiguous.
         ("a: {rate: x}\ntraining: {rate: x}\n", "c.yaml: training: option 'rate' is 'x'"),
     ],
 )
@@ -257,7 +257,7 @@ def test_features_that_are_no_numbers_are_named(tmp_path, value, compress):
     kind = AUTOMATIC if compress else None
     data.feats_scp = write_ark(tmp_path / "x.ark", matrices.items(), compress=kind)
     if compress:
-        # A compressed matrix says its range in its header: least value, and width.
+        # A compressed matrix has its range in its header: least value, and width.
         place = int(data.feats_scp[worst].rpartition(":")[2])
         with open(tmp_path / "x.ark", "r+b") as file:
             file.seek(place + 5)
@@ -349,7 +349,7 @@ def test_a_damaged_bpe_model_is_named(tmp_path, text):
 
 
 def test_blocks_do_not_show(tmp_path, monkeypatch):
-    """Lines, and the first line that is at fault, are the same wherever blocks begin."""
+    """Lines, and the first invalid line, are the same wherever blocks start."""
     path = tmp_path / "t"
     whole = "\ufeffa\n\n\u00e9\u2028 b\nccccc\n".encode()
     faults = {
@@ -366,7 +366,7 @@ def test_blocks_do_not_show(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=":1: a byte order mark"):
             read_lines(path, may_be_marked=False)
         for fault, said in faults.items():
-            # What comes later is worse, and yet is not what is told.
+            # Later lines are worse, but the first invalid line is reported.
             path.write_bytes(whole + fault + (b"\xff\n" if fault[-1:] == b"\n" else b""))
             found = stream_lines(path)
             assert [next(found) for _ in range(4)][3] == "ccccc"
@@ -375,7 +375,7 @@ def test_blocks_do_not_show(tmp_path, monkeypatch):
 
 
 def test_a_table_is_in_memory_once(tmp_path):
-    """As often as a file is held as text, the peak is higher by its size."""
+    """The peak rises by the file's size for each copy of its text in memory."""
     path = tmp_path / "t"
     with open(path, "w") as file:
         file.writelines(f"{number:06} {'x' * 1000}\n" for number in range(20000))

@@ -1,4 +1,4 @@
-"""What of a text is counted as words where systems write in different ways."""
+"""Words counted in a text, for systems that write differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens: ESPnet's list, round trips, and what a text is refused for."""
+"""Tokens: ESPnet's list, round trips, and refused texts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_list_is_espnets(tokenizer, text):
     assert tokens == tokenizer.tokens
     assert tokens[:2] == ["<blank>", "<unk>"] and tokens[-1] == "<sos/eos>"
     if tokenizer.token_type == "bpe":
-        # What ESPnet's recipe makes of a model: its pieces without <unk>, <s> and </s>.
+        # ESPnet's recipe makes this of a model: its pieces without <unk>, <s> and </s>.
         model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "bpe.model"))
         assert tokens[2:-1] == [model.id_to_piece(i) for i in range(3, len(model))]
         assert len(tokens) == len(model) == 30
@@ -60,7 +60,7 @@ def test_any_words_of_known_characters_survive(words, tokenizer_pair):
     for tokenizer in tokenizer_pair:
         ids = tokenizer.encode(words)
         assert tokenizer.decode(ids) == " ".join(words.split())
-        # Words are spelled alike wherever they stand: decoders rely on it.
+        # Words are spelled the same at every position, on which decoders rely.
         if tokenizer.token_type == "bpe":
             assert ids == [i for word in words.split() for i in tokenizer.encode(word)]
 
@@ -100,7 +100,7 @@ def test_the_command_is_deterministic(text, tmp_path):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     tokenizer = Tokenizer.load(tmp_path / "one")
     assert tokenizer.decode(tokenizer.encode("more")) == "more"
-    # No path in the model: it is the same wherever it was made.
+    # There is no path in the model: it is the same wherever it was made.
     assert str(tmp_path).encode() not in (tmp_path / "one" / "bpe.model").read_bytes()
 
 
@@ -141,10 +141,10 @@ def test_wrong_usage(cli, text, tmp_path):
         ("<unk>\n<blank>\na\n<sos/eos>\n", ":1: '<blank>' belongs there"),
         ("<blank>\na\n<unk>\n<sos/eos>\n", ":2: '<unk>' belongs there"),
         ("<blank>\n<unk>\na\n", ":3: '<sos/eos>' belongs there"),
-        ("<blank>\n<unk>\na\na\n<sos/eos>\n", ":4: 'a' comes twice"),
+        ("<blank>\n<unk>\na\na\n<sos/eos>\n", ":4: 'a' is duplicated"),
         ("<blank>\n<unk>\na\n\n<sos/eos>\n", ":4: '' is no token"),
         ("<blank>\n<unk>\n<sos/eos>\n", "no tokens but"),
-        # What no text has.
+        # Characters that no text has.
         ("<blank>\n<unk>\na\n\u200b\n<sos/eos>\n", r":4: no text has the token '\\u200b': U\+200B"),
         ("<blank>\n<unk>\na\u00ad\n<sos/eos>\n", r":3: no text has the token 'a\\xad': U\+00AD"),
         ("<blank>\n<unk>\na\x07\n<sos/eos>\n", r":3: no text has the token 'a\\x07': U\+0007"),

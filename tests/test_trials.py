@@ -1,4 +1,4 @@
-"""Who is tried for membership, and by whose models: nothing of it depends on who is a member."""
+"""Membership trials and their reference models: none depends on who is a member."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PEOPLE = tuple("abcdefgh")
 
 
 def items_of(owners: dict[str, str], sizes: dict[str, int] | None = None) -> Items:
-    """Utterances whose speaker is the first letter of their name."""
+    """Return utterances whose speaker is the first letter of their name."""
     lacking = ("loss", "audio", "source", "labels", "loss_at", "errors")
     nothing: dict = dict.fromkeys(lacking)
     sizes = sizes or dict.fromkeys(owners, 100)
@@ -26,7 +26,7 @@ def items_of(owners: dict[str, str], sizes: dict[str, int] | None = None) -> Ite
 
 @pytest.fixture
 def world() -> tuple[Items, list[str]]:
-    """Eight people with three clients each, of eight utterances of many lengths."""
+    """Make eight people with three clients each, of eight utterances of many lengths."""
     clients = [f"{one}{number}" for one in PEOPLE for number in range(3)]
     owners = {f"{client}-{n}": client for client in clients for n in range(8)}
     random = np.random.default_rng(0)
@@ -62,7 +62,7 @@ def test_no_reference_knows_what_it_is_a_reference_for(world, seed):
 
 
 def test_others_are_of_like_length(world):
-    """Of hundreds there is one of nearly the same length; of eight, one of a like length."""
+    """Among hundreds there is one of nearly the same length; among eight, a similar one."""
     items, clients = world
     draw = Draw(items, clients, 6, 4, 0)
     ratios = {SAME: [], ANYBODY: []}
@@ -111,10 +111,10 @@ def test_held_out_speech_is_nobodys():
 
 
 def test_a_recording_at_another_speed_is_the_same():
-    """Neither tried twice, nor in the data of a model that is to be without it."""
+    """It is neither tried twice, nor in the data of a model that is trained without it."""
     clients = [f"{one}{number}" for one in PEOPLE for number in range(3)]
     names = [(f"{client}-{n}", client) for client in clients for n in range(4)]
-    # A copy of a recording of a0 is at a1.
+    # a1 has a copy of a recording of a0.
     owners = {f"{name}{speed}": who for name, who in names for speed in ("", "@0.9", "@1.1")}
     owners["a0-0@1.1"] = "a1"
     items = items_of(owners)
@@ -151,12 +151,12 @@ def test_shadow_models_have_one_of_each_pair(world):
             assert len({*pair} & {*one}) == len({*pair} & {*twin}) == 1
             assert {*pair} <= {*one, *twin}
         members.append([item for item in one if items.owners[item] == "a1"])
-    # What lies in which is drawn anew.
+    # Membership is drawn anew.
     assert len({tuple(some) for some in members}) > 1
     known = {item for pair in trials.pairs[SAME] for item in pair}
     for one in data:
         rest = [item for item in one if item not in known]
-        # The same speaker's other speech is more than enough.
+        # The same speaker's other speech is enough.
         assert len(rest) == 2 and {item[0] for item in rest} == {"a"}
         assert all(items.owners[item] != "a1" for item in rest)
 

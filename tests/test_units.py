@@ -1,4 +1,4 @@
-"""What error rates count: characters where a language is written without spaces."""
+"""Units of error rates: characters where a language is written without spaces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedtools.files.tables import read_tsv
 from fedtools.files.trn import characters, words
 from fedtools.files.units import CHARACTER, WORD, read_unit, unit_of
 
-# Reference, hypothesis, and their errors by hand: of Thai vowels and signs each counts.
+# Reference, hypothesis, and their errors by hand: Thai vowels and signs count singly.
 THAI = [
     ("สวัสดีครับ", "สวัสดี ครับ", 0),
     ("น้ำ ใจ", "นำใจ", 1),
@@ -61,7 +61,7 @@ def test_a_symbol_is_one_character():
     assert CHARACTER.cut("<unk><unk>a") == ["<unk>", "<unk>", "a"]
     for symbol in RESERVED[:-1]:
         assert CHARACTER.cut(f"ก{symbol}ข") == ["ก", symbol, "ข"]
-    # What is none of them is spelled.
+    # Characters in none of them are spelled out.
     assert CHARACTER.cut("<unk") == list("<unk") and CHARACTER.cut("<x>") == list("<x>")
     assert characters("a <unk>b") == ["a", "<space>", "<unk>", "b"]
     assert words("a <unk>b") == ["a", "<unk>b"]
@@ -69,7 +69,7 @@ def test_a_symbol_is_one_character():
 
 @pytest.mark.parametrize(("language", "rate"), [("th", "cer"), ("de", "wer"), ("de", "cer")])
 def test_symbols_and_forms_of_unicode_are_no_errors(cli, tmp_path, language, rate):
-    """Of one unknown character or word in one place, and the same letters in two forms."""
+    """One unknown character or word at one place, and the same letters in two forms, are equal."""
     pairs = [
         ("<unk> é", "<UNK> e\u0301", 0),
         ("ab <unk>", "ab c", 1),
@@ -79,7 +79,7 @@ def test_symbols_and_forms_of_unicode_are_no_errors(cli, tmp_path, language, rat
         tmp_path, [(f"s-{n}", "s", "c", *pair[:2]) for n, pair in enumerate(pairs)]
     )
     write_table(data / "utt2lang", {f"s-{n}": language for n in range(len(pairs))})
-    # By hand: units of the references, blanks between words among the characters of the second.
+    # By hand: units of the references; in the second, blanks between words are characters.
     total = {("th", "cer"): 2 + 3 + 2, ("de", "wer"): 6, ("de", "cer"): 3 + 4 + 3}[language, rate]
     cli("score", data, hyp, tmp_path / "out").ok()
     row = read_tsv(tmp_path / "out" / "wer.tsv", None)[-1]
@@ -119,7 +119,7 @@ def test_score_counts_characters_alone(tmp_path):
 
 @needs_sclite
 def test_sclite_counts_the_same_characters(tmp_path):
-    """sclite's own character mode on the texts as they are."""
+    """sclite's own character mode reads the unmodified texts."""
     data, hyp = thai(tmp_path)
     inside("score", data, hyp, tmp_path / "out").ok()
     total = read_tsv(tmp_path / "out" / "wer.tsv", None)[-1]
@@ -146,7 +146,7 @@ def test_compare_counts_characters(tmp_path):
 
 
 def test_tune_counts_characters(tmp_path):
-    """Of one utterance: the first list's only word is wrong, but most of its characters are not."""
+    """The first list's only word is wrong, but most of its characters are right."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "text").write_text("a กขค\n")
     hypotheses = [Hypothesis(1, -2.0, -1.0, "กข"), Hypothesis(2, -1.0, -2.0, "ฃฅฆ")]
@@ -172,7 +172,7 @@ def test_the_report_says_what_is_counted(tmp_path, monkeypatch):
     assert page.count("CER (%) with 95 % intervals** by bootstrap") == 1
     assert markdown_row(page, "A")[4:6] == ["33.3", "33.3"]
     assert "elsewhere: CER 0.0 % on 4 utterances, 24 characters" in page
-    # With what was counted otherwise there is no comparison.
+    # Scores of different units cannot be compared.
     (data / "utt2lang").unlink()
     inside("score", data, hyp, tmp_path / "c").ok()
     inside(*arguments(A=":a", C=":c")).fails(1, "'C' was not scored on the same test data as 'A'")

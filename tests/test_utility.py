@@ -1,4 +1,4 @@
-"""What defences cost: on networks whose answers are planted, and on models of speech by hand."""
+"""Cost of defences: on networks with planted answers, and on models of speech by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedtools.federation.federation import Federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.tables import read_tsv
 
-# Seven people whose own networks always say `yes`, and five whose say `no`.
+# Seven people whose own networks always answer `yes`, and five whose answer `no`.
 YES, NO = 2, 3
 PEOPLE = {f"p{number:02d}": YES if number < 7 else NO for number in range(12)}
 Rows = dict[tuple[str, str], dict[str, str]]
@@ -26,13 +26,13 @@ Rows = dict[tuple[str, str], dict[str, str]]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Networks that say one word, of people of whom each says that word three times in four."""
+    """Make one-word networks of people who say their network's word three times in four."""
     root = tmp_path_factory.mktemp("utility")
     keywords.pack(root / "train", {one: [0, 0, 2, 2] for one in PEOPLE})
     held = {one: [0, 1, 3, 0] if word == YES else [0, 1, 0, 3] for one, word in PEOPLE.items()}
     keywords.pack(root / "held", held)
     keywords.pack(root / "strangers", {f"z{number}": [2, 1, 1, 0] for number in range(3)})
-    # Nothing but the answers is of four values.
+    # Only the answers have four values.
     model = {"network": "dscnn", "network_conf": {"channels": 5, "blocks": 1}}
     keywords.config_file(root / "c.yaml", rounds=1, keep_updates=True, model=model)
     inside(
@@ -76,16 +76,16 @@ def test_networks_that_say_one_word(world, tmp_path):
     rows = measured(world, tmp_path / "u.tsv", *words)
     assert list(rows) == [(one, on) for one in (NOTHING, *defences) for on in ON]
     found = {key: float(row["value"]) for key, row in rows.items()}
-    # Three of four are a person's own word. The mean says `yes`, as most people's networks do:
-    # three of four of seven people, none of five, and one of four of three strangers.
+    # Three of four are a person's own word. The mean answers `yes`, like most people's networks:
+    # three of four for seven people, none for five, and one of four for three strangers.
     assert found["none", "own"] == 75
     assert found["none", "newcomers"] == 25
     assert found["none", "everybody"] == 100 * (7 * 3 + 3 * 1) / (4 * 15)
-    # What only means show is less of a person's own, and the same in the mean of all.
+    # Means alone have less of a person's own change, and the same in the mean of all.
     assert found["mean=3", "own"] < 75
     for on in ("newcomers", "everybody"):
         assert found["mean=3", on] == found["none", on]
-    # Without the only tensor that moved nothing was learnt.
+    # Without the only changed tensor, nothing was learnt.
     inside("evaluate", world / "exp", "--split", "held").ok()
     inside("evaluate", world / "exp", "--split", "strangers").ok()
     begun = {}
@@ -100,7 +100,7 @@ def test_networks_that_say_one_word(world, tmp_path):
 
 
 def test_intervals_are_over_people(world, tmp_path):
-    """Of twelve who are all alike there is no doubt; of three there is no interval."""
+    """Twelve people who are all alike have no uncertainty; three have no interval."""
     rows = measured(world, tmp_path / "u.tsv", "--defence", "none")
     counts = {on: int(rows["none", on]["speakers"]) for on in ON}
     assert counts == {"own": 12, "newcomers": 3, "everybody": 15}
@@ -108,7 +108,7 @@ def test_intervals_are_over_people(world, tmp_path):
     assert [rows["none", "newcomers"][name] for name in ("low", "high")] == ["-", "-"]
     low, high = (float(rows["none", "everybody"][name]) for name in ("low", "high"))
     assert 10 < low < float(rows["none", "everybody"]["value"]) < high < 70
-    # By draws of fifteen, seven of whom have three of four, three one of four and five none.
+    # From draws of fifteen: seven with three of four, three with one of four and five with none.
     random = np.random.default_rng(0)
     people = np.array([75] * 7 + [25] * 3 + [0] * 5)
     drawn = np.percentile(random.choice(people, (20_000, 15)).mean(1), [2.5, 97.5])
@@ -130,9 +130,9 @@ def test_where_nobody_is(world, tmp_path):
 
 
 def test_a_speaker_is_measured_by_each_of_its_models(tmp_path):
-    """Of speech whose split has no clients: both models of who has two, on the same utterances.
+    """In speech whose split has no clients, both models of a speaker use the same utterances.
 
-    One client has less data than the others: the mean is by amounts of data, as the server's is.
+    One client has less data than the others: means are weighted by data, like the server's.
     """
     clients = [f"{one}-m{number}" for one in ("ann", "bob") for number in (1, 2)]
     simulated.one_speaker_each(simulated.data_dir(tmp_path / "whole", clients, 3))
@@ -163,7 +163,7 @@ def test_a_speaker_is_measured_by_each_of_its_models(tmp_path):
     rows = {(row["defence"], row["on"]): row for row in read_tsv(out, UTILITY)}
     assert {row["rate"] for row in rows.values()} == {"wer"}
     assert [rows["none", on]["speakers"] for on in ON] == ["2", "1", "3"]
-    # By hand: each model that was sent, on its speaker's utterances.
+    # By hand: each sent model, on its speaker's utterances.
     federation = Federation(tmp_path / "exp")
     corpus, folder = federation.task.corpus, tmp_path / "exp" / "round_0001"
     data = corpus.read("valid")
@@ -181,7 +181,7 @@ def test_a_speaker_is_measured_by_each_of_its_models(tmp_path):
     after = {row["round"]: float(row["wer"]) for row in table}
     assert float(rows["none", "everybody"]["value"]) == pytest.approx(after["1"], abs=0.01)
     assert float(rows[NOTHING, "everybody"]["value"]) == pytest.approx(after["0"], abs=0.01)
-    # The model that was measured is the server's next one.
+    # The measured model is the server's next one.
     utility(federation, 1, ["none"], ["valid"])
     found = federation.task.models.build().state_dict()
     for name, value in load_file(tmp_path / "exp/round_0002/global.safetensors").items():

@@ -1,4 +1,4 @@
-"""Speakers told apart by scores, clusters against speakers, distortion: by hand and by counting."""
+"""Speaker verification scores, clusters against speakers, distortion: by hand and by counting."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fedtools.score.verification import (
 
 
 def counted(scores: list[float], targets: list[bool]) -> float:
-    """The equal error rate, in %, from all thresholds, each counted by itself."""
+    """Compute the equal error rate, in %, by counting at every threshold."""
     pairs = list(zip(scores, targets, strict=True))
     total = {kind: sum(target is kind for _, target in pairs) for kind in (True, False)}
     points = [
@@ -71,7 +71,7 @@ def test_equal_error_rate_is_what_counting_gives_with_many_ties(targets, imposto
 
 @pytest.mark.parametrize("distance", [0.0, 1.0, 3.0])
 def test_equal_error_rate_of_two_gaussians(distance):
-    """Equal variances: the threshold lies in the middle, the rate is Phi(-d'/2)."""
+    """With equal variances, the threshold lies in the middle, and the rate is Phi(-d'/2)."""
     random = np.random.default_rng(0)
     scores = np.concatenate([random.normal(distance, 1, 100_000), random.normal(0, 1, 100_000)])
     targets = np.arange(200_000) < 100_000
@@ -88,7 +88,7 @@ def test_equal_error_rate_at_the_ends():
 
 
 def test_a_draw_is_the_trials_of_the_speakers_drawn():
-    """Copies of a speaker are speakers, but for each other: written out as so many trials."""
+    """Copies of a speaker count as speakers, but are not compared with each other."""
     random = np.random.default_rng(1)
     speakers, draws = 5, np.array([[1, 1, 1, 1, 1], [2, 0, 1, 0, 2], [0, 3, 1, 1, 0]], float)
     queries, gallery = random.integers(0, speakers, 20), random.integers(0, speakers, 30)
@@ -121,7 +121,7 @@ def test_ranks_of_a_small_example():
     scores = np.array([[0.9, 0.5, 0.7, 0.1], [0.2, 0.2, 0.1, 0.0], [0.4, 0.3, 0.2, 0.1]])
     wanted = np.array([[0, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 1]], bool)
     used = np.array([[1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]], bool)
-    # 0.7 after 0.9; 0.2 ties with another, which counts first; 0.1 is the last of three.
+    # 0.7 after 0.9; 0.2 ties with another, which ranks first; 0.1 is the last of three.
     assert first_ranks(scores, wanted, used).tolist() == [2, 2, 3]
 
 
@@ -161,7 +161,7 @@ def test_clusters_that_are_the_speakers_and_clusters_by_chance():
 
 
 def test_a_speaker_drawn_twice_is_two_that_are_not_compared():
-    """The adjusted Rand index by going through all pairs."""
+    """The adjusted Rand index agrees with a loop over all pairs."""
     counts = np.array([[3, 1], [0, 2], [1, 2]], float)
     drawn = np.array([2, 0, 1])
     items = [
@@ -188,7 +188,7 @@ def test_a_speaker_drawn_twice_is_two_that_are_not_compared():
 
 
 def test_distortion_by_hand():
-    """One cosine apart: c_1 differs by a half of its height, and the loudness does not count."""
+    """With one cosine of distance, c_1 differs by half its height, and loudness does not count."""
     bins, height = 8, 0.6
     wave = np.cos(np.pi * (np.arange(bins) + 0.5) / bins)
     one = np.array([[1.0] * bins, np.arange(bins)])
@@ -221,7 +221,7 @@ def trials_of(targets: list[float], others: list[float]) -> tuple[np.ndarray, np
 
 
 def gaussians(distance: float, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Scores that are log-likelihood ratios: N(+-d^2 / 2, d^2)."""
+    """Draw scores that are log-likelihood ratios: N(+-d^2 / 2, d^2)."""
     random = np.random.default_rng(seed)
     scores = distance * random.normal(size=2 * count)
     targets = np.arange(2 * count) < count
@@ -256,7 +256,7 @@ def test_true_positives_at_few_false_ones():
     assert true_positive_rate(*trials, 0.0) == 25
     assert true_positive_rate(*trials, 0.001) == 25
     assert true_positive_rate(*trials, 0.249) == 25
-    # Those of 3 are accepted together with 250 others.
+    # Scores of 3 are accepted together with 250 others.
     assert true_positive_rate(*trials, 0.25) == 75
     assert math.isnan(true_positive_rate(*trials_of([1.0], []), 0.01))
     # 3 of 300 are 1 %, though not in binary.
@@ -272,7 +272,7 @@ def test_cllr_and_the_best_that_a_rising_function_can_do(targets, others):
     by_hand = sum(math.log2(1 + math.exp(-s)) for s in targets) / len(targets)
     by_hand += sum(math.log2(1 + math.exp(s)) for s in others) / len(others)
     assert cllr(*trials) == pytest.approx(by_hand / 2)
-    # Every way to cut the scores into runs that get one ratio each.
+    # Every way to divide the scores into runs that share a ratio.
     values = sorted({*targets, *others})
     best = math.inf
     for cuts in itertools.product([True, False], repeat=len(values) - 1):
@@ -288,7 +288,7 @@ def test_cllr_and_the_best_that_a_rising_function_can_do(targets, others):
         best = min(best, sum(costs))
     assert min_cllr(*trials) == pytest.approx(best, abs=1e-9)
     assert min_cllr(*trials) <= min(cllr(*trials), 1) + 1e-9
-    # The function may bend scores in any way that keeps their order.
+    # The function may apply any monotonic map to the scores.
     assert min_cllr(np.exp(trials[0]) - 5, trials[1]) == pytest.approx(best, abs=1e-9)
 
 
@@ -308,7 +308,7 @@ def test_calibrated_scores_have_the_least_cllr_but_for_noise():
 
 
 def test_linkability_of_known_distributions():
-    # The same scores: nothing. Apart: all, but for what the trapezoid loses at both ends.
+    # Equal scores: 0. Separated: all, except for the trapezoid's error at both ends.
     scores = np.random.default_rng(0).normal(size=5000)
     same = linkability(np.tile(scores, 2), np.arange(10_000) < 5000)
     assert same == 0
@@ -347,7 +347,7 @@ def test_linkability_bin_by_bin(count, omega):
 
 
 def sessions(speakers: int, seed: int, spread: float = 2.0) -> tuple[np.ndarray, ...]:
-    """Two sessions of each speaker, points in a space: all pairs, their kinds and speakers."""
+    """Return all pairs, kinds and speakers of two sessions per speaker, as points in a space."""
     random = np.random.default_rng(seed)
     points = np.repeat(spread * random.normal(size=(speakers, 6)), 2, axis=0)
     points += random.normal(size=points.shape)
@@ -358,7 +358,7 @@ def sessions(speakers: int, seed: int, spread: float = 2.0) -> tuple[np.ndarray,
 
 
 def test_four_errors_of_463():
-    """The paper's 0.86 %, with the tails of a binomial distribution by scipy."""
+    """The interval of the paper's 0.86 % has the binomial tails of scipy."""
     low, high = binomial_bounds(4 / 463, 463)
     assert (round(low, 2), round(high, 1)) == (0.24, 2.2)
     assert binom.sf(3, 463, low / 100) == pytest.approx(0.025)
@@ -369,7 +369,7 @@ def test_four_errors_of_463():
 
 
 def test_draws_of_lists_are_those_of_matrices():
-    """Where few speakers are very different from others, the drawn interval is the wider one."""
+    """If few speakers differ strongly from others, the interval over drawn speakers is wider."""
     random = np.random.default_rng(3)
     numbers = np.repeat(np.arange(12), 8)
     ease = random.integers(-10, 50, 12)[numbers]
@@ -387,7 +387,7 @@ def test_draws_of_lists_are_those_of_matrices():
 
 
 def test_trials_of_one_owner_are_drawn_with_it():
-    """Target trials and others alike: written out as often as their owner is drawn."""
+    """Target and non-target trials are repeated as often as their owner is drawn."""
     random = np.random.default_rng(4)
     owners, targets = np.repeat(np.arange(12), 200), np.tile([True, False], 1200)
     scores = random.normal(size=2400) + targets + 2 * random.normal(size=12)[owners] * targets
@@ -488,7 +488,7 @@ def test_any_list_that_is_written_can_be_read(tmp_path_factory, pairs, data):
         ("a1\tb2 target", "expected"),
         ("a1 b2 nontarget\r", "expected"),
         ("", "expected"),
-        ("a1 b1 nontarget", "the pair 'a1 b1' comes twice"),
+        ("a1 b1 nontarget", "the pair 'a1 b1' is duplicated"),
         ("a1 a2 target", "'a1 a2' is not in order; sort with LC_ALL=C"),
         ("b1 b1 target", "'b1' is compared with itself"),
         ("a1 c1 nontarget", "no model 'c1'"),

@@ -1,4 +1,4 @@
-"""Trials of models, and how they are decided: on scores of a known truth."""
+"""Trials of models, and decisions on them, with scores of a known truth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def paired(trials: Trials) -> list[tuple[str, str, bool]]:
 
 
 def test_other_trials_are_drawn_from_all():
-    """Each pair of two speakers as often as any other one, whatever the names' order."""
+    """All pairs of two speakers are equally frequent, whatever the names' order."""
     models = {
         f"{speaker}{number}": Model(speaker, talks=frozenset({f"{speaker}-talk{number}"}))
         for speaker in "abcd"
@@ -53,7 +53,7 @@ KNOWN_TALKS = st.sets(st.sampled_from("xyz"), max_size=2)
     st.integers(0, 12),
 )
 def test_kinds_of_targets_by_brute_force(told, others):
-    """Each pair in the kind that its recordings say; those of two speakers are the same in all."""
+    """Each pair has the kind given by its recordings; non-target pairs are in all kinds."""
     models = {
         f"m{number}": Model(speaker, talks=frozenset(f"{speaker}{talk}" for talk in talks))
         for number, (speaker, talks) in enumerate(told)
@@ -83,7 +83,7 @@ def test_kinds_of_targets_by_brute_force(told, others):
 
 
 def test_scores_that_know_the_channel_alone_tell_no_speaker(tmp_path):
-    """Each talk has a direction of its own, and nothing of its speaker."""
+    """Each talk has a direction of its own, and no speaker information."""
     random, models, rows = np.random.default_rng(0), {}, []
     for speaker, talk, number in product(range(40), range(2), range(2)):
         name = f"s{speaker:02d}-{talk}-{number}"
@@ -101,9 +101,9 @@ def test_scores_that_know_the_channel_alone_tell_no_speaker(tmp_path):
     assert {row["others"] for row in found} == {16 * 40 * 39 // 2}
     assert float(same["EER%"]) < 0.5 and float(same["high"]) < 10
     assert float(other["low"]) < 50 < float(other["high"]) and float(other["low"]) > 35
-    # Of 240 targets, the third that share a channel are told.
+    # The third of 240 targets that share a channel is found.
     assert 20 < float(easy["EER%"]) < 45
-    # Where talks are not told, there is the row of all, and no file of the others is left.
+    # Without known talks, there is the row of all, and files of the others are removed.
     unknown = {name: Model(model.speaker) for name, model in models.items()}
     again = decide(tmp_path, "a1", unknown, list(models), [matrix], {"both": "a1"}, **chosen)
     assert again == [easy]

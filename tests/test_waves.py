@@ -1,4 +1,4 @@
-"""Lists of experiments: in which order they are trained, and what becomes of one that fails."""
+"""Lists of experiments: the order of training, and the handling of failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import waves  # noqa: E402  (a script of utils/, which is no package)
 
 @st.composite
 def awaited(draw) -> dict[str, list[str]]:
-    """Experiments without a circle, in any order, and what each waits for."""
+    """Return experiments without a cycle, in any order, and their dependencies."""
     names = [f"exp/{number}" for number in range(draw(st.integers(1, 12)))]
     found = {
         name: draw(st.lists(st.sampled_from(names[:index]), unique=True, max_size=3))
@@ -42,9 +42,9 @@ def test_everything_is_trained_once_and_as_soon_as_it_may(listed):
     assert sorted("\t".join(row[1:]) for row in rows) == sorted(lines)
     numbers = {row[1]: int(row[0]) for row in rows}
     for name, others in listed.items():
-        # After the last of those that it waits for, and not a wave later.
+        # One wave after its last dependency, and not later.
         assert numbers[name] == 1 + max((numbers[other] for other in others), default=0)
-    # Wave by wave, and within one as they were listed.
+    # Wave by wave, and within one in the listed order.
     place = list(listed)
     order = [(numbers[row[1]], place.index(row[1])) for row in rows]
     assert order == sorted(order)
@@ -54,14 +54,14 @@ def test_everything_is_trained_once_and_as_soon_as_it_may(listed):
 def test_a_circle_is_refused(listed, data):
     first = data.draw(st.sampled_from(sorted(listed)))
     last = data.draw(st.sampled_from(sorted({first} | reached(listed, first))))
-    # Who is waited for waits in turn.
+    # Dependencies have dependencies of their own.
     listed[last] = [*listed[last], first]
     with pytest.raises(waves.ListError, match="circular dependency: "):
         waves.waves(listed)
 
 
 def reached(listed: dict[str, list[str]], name: str) -> set[str]:
-    """All that an experiment waits for, in the end."""
+    """Return all direct and indirect dependencies of an experiment."""
     found = set(listed[name])
     return found.union(*(reached(listed, other) for other in found))
 
@@ -123,7 +123,7 @@ def recipe(tmp_path, world) -> Path:
 
 def test_a_failing_experiment_is_named_and_the_others_of_its_wave_finish(recipe, world):
     good, later = listed(world, "good/seed0", "-"), listed(world, "the later", "exp/good/seed0")
-    # Without the data that models are measured on.
+    # Without the data for evaluation.
     bad = listed(world, "bad/seed0", "-").replace(f"\t--data\ttest={world / 'test'}", "")
     order(recipe, bad + later + good).ok()
     failed = run("bash", recipe / "run.sh")
@@ -137,7 +137,7 @@ def test_a_failing_experiment_is_named_and_the_others_of_its_wave_finish(recipe,
 
 
 def trained(recipe: Path) -> list[str]:
-    """The experiments that have closed a round."""
+    """Return the experiments that have closed a round."""
     return sorted({path.parents[1].name for path in recipe.glob("exp/**/round_*/.done")})
 
 
@@ -153,14 +153,14 @@ def test_options_that_do_not_fit_are_told_in_one_line_before_any_training(recipe
     order(recipe, one + later).ok()
     run("bash", recipe / "run.sh").ok()
     assert trained(recipe) == ["late", "one"]
-    # What began with other options is told before a new one of an earlier wave trains.
+    # Changed options are reported before a new experiment of an earlier wave trains.
     order(recipe, one + two + later.replace("rounds=2", "rounds=3")).ok()
     failed = run("bash", recipe / "run.sh")
     assert failed.code == 1 and failed.err.count("\n") == 1, failed.err
     for part in ("fedtools: exp/late/config.yaml: ", "rounds", "(log: exp/log/train.begun.1.log)"):
         assert part in failed.err
     assert not (recipe / "exp/two").exists()
-    # Unless something that it began with is not there yet.
+    # Unless one of its initial files does not exist yet.
     (world / "copy").symlink_to("test")
     later = later.replace(f"test={world / 'test'}", f"test={world / 'copy'}")
     order(recipe, one + later.replace("exp/late", "exp/last")).ok()

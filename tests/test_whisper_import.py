@@ -1,4 +1,4 @@
-"""Whisper of CTranslate2's and OpenAI's, as the folder that transformers loads."""
+"""CTranslate2's and OpenAI's Whisper models, as folders that transformers loads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def whisper():
 
 
 def load(folder: Path, **options) -> WhisperForConditionalGeneration:
-    """The model of a folder, of which transformers misses and refuses nothing."""
+    """Load a folder's model and check that transformers has no missing or unexpected tensor."""
     model, told = WhisperForConditionalGeneration.from_pretrained(
         folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
     )
@@ -54,7 +54,7 @@ def save_pt(path: Path, content: object) -> Path:
 
 
 # --------------------------------------------------------------------------------------------
-# What is converted.
+# Conversions.
 
 
 def test_float16_of_the_librarys_own_converter_is_exact(whisper, tmp_path, cli):
@@ -111,7 +111,7 @@ def test_a_folder_of_ctranslate2_is_converted_and_computes_the_same(kind, whispe
 
 
 def test_a_checkpoint_of_openai_is_converted(whisper, tmp_path, cli):
-    """A half of its tensors is of half the precision, and stays so."""
+    """Half of its tensors have half precision, and keep it."""
     content = tiny.checkpoint(whisper)
     for name in list(content["model_state_dict"])[::2]:
         content["model_state_dict"][name] = content["model_state_dict"][name].half()
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_openai_is_converted(whisper, tmp_path, cli):
     said = cli("import", source, tmp_path / "hf", "--tokenizer", tmp_path / "tokens").ok().out
     assert "names no token to suppress" in said.splitlines()[0]
     same_tensors(load(tmp_path / "hf", dtype=torch.float32), tiny.state(whisper))
-    # Any folder that was converted has the tokenizer, with what is suppressed.
+    # Every converted folder has the tokenizer, with the suppressed tokens.
     first = tiny.ct2_folder(tmp_path / "ct2", (HERE / "whisper.float16.bin").read_bytes())
     cli("import", first, tmp_path / "first").ok()
     for number, folder in enumerate((first, tmp_path / "first")):
@@ -146,7 +146,7 @@ def test_the_vocabulary_tells_english_only_from_multilingual(size, multilingual,
     model, tokens = load(tmp_path / "hf"), AutoTokenizer.from_pretrained(tmp_path / "hf")
     number = {name: size - 1501 - len(tiny.SPECIAL) + i for i, name in enumerate(tiny.SPECIAL)}
     assert tokens.convert_tokens_to_ids(list(number)) == list(number.values())
-    # Behind the last of them, transformers counts timestamps.
+    # After the last of them, transformers counts timestamps.
     assert sorted(tokens.all_special_ids) == list(number.values())
     assert tokens.all_special_ids[-1] == number["<|notimestamps|>"]
     told = model.generation_config
@@ -170,11 +170,11 @@ def test_the_vocabulary_tells_english_only_from_multilingual(size, multilingual,
 
 
 # --------------------------------------------------------------------------------------------
-# What is refused, each in a line that names it, without a trace.
+# Refusals, each in a line that names the file, without a traceback.
 
 
 def refused(cli, source: Path, *said: str, tokenizer: Path | None = None) -> None:
-    """Nothing is left beside the source, not even under another name."""
+    """Check that conversion fails and leaves nothing next to the source, under any name."""
     before = sorted(source.parent.iterdir())
     options = [] if tokenizer is None else ["--tokenizer", tokenizer]
     cli("import", source, source.parent / "hf", *options).fails(1, *said)
@@ -201,7 +201,7 @@ CONV = "encoder/conv1/bias"
 
 
 def form(rank: int, size: int, kind: int, count: int) -> bytes:
-    """What a model.bin says of a variable of one dimension: shape, type, and number of bytes."""
+    """Return a model.bin's entry of a one-dimensional variable: shape, type, and byte count."""
     return struct.pack("<BI", rank, size) + struct.pack("<BI", kind, count)
 
 
@@ -244,7 +244,7 @@ BAD = {
     "an alias of nothing": (lambda v: tiny.model_bin(v, {"a": "b"}), "alias 'a' of 'b'"),
     "an alias that is there": (lambda v: tiny.model_bin(v, {CONV: CONV}), f"alias '{CONV}'"),
     "a variable twice": (
-        lambda v: tiny.model_bin(v).replace(b"conv2/bias\0", b"conv1/bias\0"), "comes twice"),
+        lambda v: tiny.model_bin(v).replace(b"conv2/bias\0", b"conv1/bias\0"), "is duplicated"),
     "a missing tensor": (lambda v: tiny.model_bin(without(v, CONV)), "conv1.bias' is missing"),
     "no heads": (lambda v: tiny.model_bin(without(v, "encoder/num_heads")), "num_heads is missing"),
     "heads that do not divide": (
@@ -304,7 +304,7 @@ def test_a_model_that_is_no_whisper_is_refused_by_name(what, theirs, tmp_path, c
 
 
 class Trap:
-    """Unpickled, it makes a file."""
+    """An object whose unpickling makes a file."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -315,7 +315,7 @@ class Trap:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of a tokenizer, for checkpoints; the checkpoints go to a folder of their own."""
+    """Make a folder of a tokenizer, for checkpoints, which go to a folder of their own."""
     tiny.tokenizer(tmp_path / "tokens")
     (tmp_path / "pt").mkdir()
     return tmp_path / "tokens"
@@ -371,7 +371,7 @@ CHECKPOINTS = {
     ),
     "a tensor by two names": (
         lambda c: with_tensor(c, torch.ones(8), "encoder.layer_norm.bias"),
-        "'model.encoder.layer_norm.bias' comes twice",
+        "'model.encoder.layer_norm.bias' is duplicated",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Attack A2's network: on models whose speakers are known, and differ by what is known."""
+"""Attack A2's network, on models whose speakers and differences are known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRAINED, HELD_OUT = 16, 8
 
 
 def moved(begun: dict[str, torch.Tensor], scale: float, seed: int) -> dict[str, torch.Tensor]:
-    """A random step of all parameters."""
+    """Return the model after a random step of all parameters."""
     random = torch.Generator().manual_seed(seed)
     return {
         name: scale * torch.randn(value.shape, generator=random)
@@ -36,7 +36,7 @@ def moved(begun: dict[str, torch.Tensor], scale: float, seed: int) -> dict[str, 
 
 
 def models_of(probe, own: float, noise: float) -> dict[str, dict[str, torch.Tensor]]:
-    """Two models of each speaker: a step of the speaker's, and one of the model's."""
+    """Make two models of each speaker: a step of the speaker's, and one of the model's."""
     begun = copy.deepcopy(probe.models[0].state_dict())
     found = {}
     for speaker in range(TRAINED + HELD_OUT):
@@ -54,7 +54,7 @@ def averaged(view: View, network: XVectors, training: Training) -> dict[str, np.
 
 
 def error_rate(vectors: dict[str, np.ndarray]) -> float:
-    """How often a model's nearest other one, by the cosine, is of another speaker, %."""
+    """Return how often a model's nearest other one, by cosine, is of another speaker, in %."""
     names = list(vectors)
     rows = np.stack([vectors[name] for name in names])
     rows -= rows.mean(0)
@@ -89,7 +89,7 @@ def test_speakers_that_were_not_trained_on_are_told(own, expected):
 
 
 def test_a_step_is_never_of_a_single_piece():
-    """Seven models, six at a time, on three utterances, two at a time: one is left of both."""
+    """Seven models, six at a time, on three utterances, two at a time, leave one of both."""
     probe = asr_probe("tdnn", 6)
     models = dict(list(models_of(probe, 0.05, 0.01).items())[:7])
     speakers = {name: name[:3] for name in models}
@@ -115,16 +115,16 @@ def test_differences_are_equation_1():
         found = differences.of(2, differences.inputs[1])
         assert found.shape == (2, 11, 8)
         assert torch.equal(found[0], found[1])
-    # Before the nonlinearity a change of the bias is all that there is.
+    # Before the nonlinearity, only a bias changes.
     before = Differences(probe, 2, "affine").of(1, differences.inputs[0])
     expected = (2.0 - begun["encoder.layers.1.affine.bias"]).expand_as(before[0])
     torch.testing.assert_close(before[0], expected, atol=1e-5, rtol=0)
-    # Below the changed layer there is none.
+    # Below the changed layer there is no difference.
     assert not Differences(probe, 1, "relu").of(1, differences.inputs[0]).any()
 
 
 def test_models_of_every_round_are_trained_on():
-    """Each view's, in each epoch once."""
+    """Each view's models are used once in each epoch."""
     probe, views, asked = asr_probe("tdnn", 3), [], []
     models = models_of(probe, 0.05, 0.01)
 
@@ -140,7 +140,7 @@ def test_models_of_every_round_are_trained_on():
 
 
 def test_embeddings_are_of_single_utterances():
-    """In order, of different lengths; differences by plain hooks, one model at a time."""
+    """They are in order, of different lengths, and equal plain hooks, one model at a time."""
     probe = asr_probe("tdnn", 2)
     models = dict(list(models_of(probe, 0.5, 0.1).items())[:3])
     speakers = {name: name[:3] for name in models}
@@ -171,7 +171,7 @@ def test_embeddings_are_of_single_utterances():
 
 
 def test_what_is_not_finite_is_refused_or_told(capsys):
-    """A model whose weights are finite, and whose activations are not."""
+    """A model with finite weights and non-finite activations is refused, or reported."""
     probe = asr_probe("tdnn", 3)
     models = dict(list(models_of(probe, 0.05, 0.01).items())[:4])
     models["s00-1"]["encoder.layers.0.affine.weight"] *= 1e38

@@ -1,6 +1,6 @@
-"""Whisper in small, by transformers: weights that follow from names, and its files elsewhere.
+"""A small Whisper by transformers: weights that follow from names, and its other file formats.
 
-As a program, `tests/tiny_whisper.py`, it makes `whisper.float16.bin` and `whisper.int8.bin` beside
+As a program, `tests/tiny_whisper.py`, it makes `whisper.float16.bin` and `whisper.int8.bin` next to
 itself, by CTranslate2's own converter; made with ctranslate2 4.8.5 and transformers 5.24.
 """
 
@@ -22,7 +22,7 @@ SPECIAL = [
     "<|notimestamps|>",
 ]  # fmt: skip
 LETTERS = "abcdefgh"
-# Behind the special tokens, one for every 20 ms of 30 s.
+# After the special tokens, one for every 20 ms of 30 s.
 SMALL = len(LETTERS) + len(SPECIAL) + 1501
 SUPPRESSED = {"suppress_ids": [2, 3], "suppress_ids_begin": [1, len(LETTERS)]}
 HEADS = [[0, 1], [1, 3]]
@@ -32,7 +32,7 @@ FLAGS = {"activation": 3, "alibi": 0, "pre_norm": 1, "scale_embeddings": 0}
 
 
 def config(vocabulary: int = SMALL, width: int = 8) -> WhisperConfig:
-    """No two of its sizes are equal where that can be."""
+    """Return a configuration whose sizes differ where possible."""
     end = vocabulary - 1501 - len(SPECIAL)
     return WhisperConfig(
         vocab_size=vocabulary, num_mel_bins=5, d_model=width, encoder_layers=1, decoder_layers=2,
@@ -44,7 +44,7 @@ def config(vocabulary: int = SMALL, width: int = 8) -> WhisperConfig:
 
 
 def model(vocabulary: int = SMALL) -> WhisperForConditionalGeneration:
-    """Weights are multiples of 1/64 that float16 has, and bfloat16: other ones for every name."""
+    """Return a model whose weights are multiples of 1/64, exact in bfloat16, by name."""
     whisper = WhisperForConditionalGeneration(config(vocabulary)).eval()
     with torch.no_grad():
         for place, (name, value) in enumerate(sorted(whisper.named_parameters())):
@@ -56,7 +56,7 @@ def model(vocabulary: int = SMALL) -> WhisperForConditionalGeneration:
 
 
 def state(whisper: WhisperForConditionalGeneration) -> dict[str, torch.Tensor]:
-    """Its tensors by Hugging Face's names, the tied one once."""
+    """Return its tensors by Hugging Face's names, the tied one once."""
     tensors = {name: value.clone() for name, value in whisper.state_dict().items()}
     del tensors["proj_out.weight"]
     return tensors
@@ -82,7 +82,7 @@ def tokenizer(folder: Path, vocabulary: int = SMALL) -> None:
 
 
 def variables(tensors: dict[str, torch.Tensor], heads: tuple[int, int] = (2, 4)) -> dict:
-    """What CTranslate2 calls a state's tensors: q, k and v in one, keys with a bias of zeros."""
+    """Return a state's tensors by CTranslate2's names: q, k, v in one, keys with a zero bias."""
     theirs: dict[str, torch.Tensor] = {}
     for half, number in zip(("encoder", "decoder"), heads, strict=True):
         theirs[f"{half}/num_heads"] = torch.tensor(number, dtype=torch.int16)
@@ -130,12 +130,12 @@ def variables(tensors: dict[str, torch.Tensor], heads: tuple[int, int] = (2, 4))
 
 
 def text(content: str) -> bytes:
-    """A name in a model.bin."""
+    """Return a name in a model.bin."""
     return struct.pack("<H", len(content) + 1) + content.encode() + b"\0"
 
 
 def variable(name: str, value: torch.Tensor) -> bytes:
-    """A variable in a model.bin."""
+    """Return a variable in a model.bin."""
     raw = value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
     shape = struct.pack(f"<B{value.dim()}I", value.dim(), *value.shape)
     return text(name) + shape + struct.pack("<BI", KINDS[value.dtype], len(raw)) + raw
@@ -148,7 +148,7 @@ def model_bin(
     kind: str = "WhisperSpec",
     revision: int = 3,
 ) -> bytes:
-    """A whole model.bin, written by what its format says."""
+    """Return a whole model.bin, written according to its format."""
     if aliases is None:
         aliases = {"decoder/projection/weight": "decoder/embeddings/weight"}
     return b"".join(
@@ -162,7 +162,7 @@ def model_bin(
 
 
 def ct2_folder(folder: Path, content: bytes, vocabulary: int = SMALL) -> Path:
-    """A CTranslate2 folder of a model.bin."""
+    """Make a CTranslate2 folder of a model.bin."""
     tokenizer(folder, vocabulary)
     (folder / "model.bin").write_bytes(content)
     (folder / "config.json").write_text(json.dumps(SUPPRESSED | {"alignment_heads": HEADS}))
@@ -170,7 +170,7 @@ def ct2_folder(folder: Path, content: bytes, vocabulary: int = SMALL) -> Path:
 
 
 def checkpoint(whisper: WhisperForConditionalGeneration) -> dict:
-    """What OpenAI's checkpoint of a model holds."""
+    """Return the content of OpenAI's checkpoint of a model."""
     sizes = whisper.config
     dims = {
         "n_mels": sizes.num_mel_bins, "n_vocab": sizes.vocab_size,
@@ -204,7 +204,7 @@ def _openai(name: str) -> str:
 
 
 def step(value: torch.Tensor) -> np.ndarray:
-    """The largest error of CTranslate2's 8 bits, of the rows of a weight."""
+    """Return the largest error of CTranslate2's 8 bits, by rows of a weight."""
     return value.flatten(1).abs().amax(1).numpy() / 127 / 2
 
 

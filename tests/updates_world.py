@@ -1,4 +1,4 @@
-"""Experiments whose updates have a known truth, for the tests of the attacks on updates."""
+"""Experiments whose updates have a known truth, shared by tests of the attacks on updates."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def speakers(count: int, first: str = "s") -> list[str]:
 def data_with_constants(
     path: Path, clients: list[str], utterances: int, seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Write data whose frames end with what is constant for a speaker, as i-vectors are.
+    """Write data whose frames end with constants per speaker, like i-vectors.
 
-    A client's name begins with its speaker, of three letters.
+    A client's name begins with its speaker's three letters.
     """
     random = np.random.default_rng(seed)
     simulated.one_speaker_each(simulated.data_dir(path, clients, utterances, seed=seed))
@@ -53,7 +53,7 @@ def data_with_constants(
 def begin(
     root: Path, name: str, *more: str, model: dict = MODEL, training: dict = SGD, rounds: int = 1
 ) -> Path:
-    """An experiment on ROOT/<name>_train, or ROOT/train, whose rounds are done."""
+    """Run all rounds of an experiment on ROOT/<name>_train, or ROOT/train."""
     path, data = root / name, root / f"{name}_train"
     data = data if data.exists() else root / "train"
     simulated.config_file(root / f"{name}.yaml", model=model, training=training)
@@ -70,7 +70,7 @@ def begin(
 
 
 def sent(path: Path, number: int = 1) -> dict[str, State]:
-    """What each client changed: by its name, the tensors less those that it began with."""
+    """Return each client's change: by name, the tensors less the initial ones."""
     folder, found = path / f"round_{number:04d}", {}
     start = load_file(folder / "global.safetensors")
     for table in sorted(folder.glob("update.*.tsv")):
@@ -83,10 +83,10 @@ def sent(path: Path, number: int = 1) -> dict[str, State]:
 
 
 def plant(path: Path, change: Callable[[str, State], State], number: int = 1) -> None:
-    """Replace what clients of a round sent by the global model and a change of one's own.
+    """Replace the updates of a round by the global model plus a given change.
 
     Args:
-        change: of a client's name and the tensors that it began with.
+        change: a function of a client's name and its initial tensors.
     """
     folder = path / f"round_{number:04d}"
     start = load_file(folder / "global.safetensors")
@@ -101,7 +101,7 @@ def plant(path: Path, change: Callable[[str, State], State], number: int = 1) ->
 
 
 def constants(path: Path) -> dict[str, np.ndarray]:
-    """What `data_with_constants` put behind each speaker's frames."""
+    """Return the constants that `data_with_constants` appended for each speaker."""
     data = DataDir.read(path)
     reader = FeatureReader(data.feats_scp)
     return {data.utt2spk[name]: reader.read(name)[0, -CONSTANT:] for name in data.utterances}

@@ -183,7 +183,7 @@ class Runner:
         self.running: dict[int, Job] = {}  # by process id; a job of several ranks has several
         self.failed: list[Path] = []
         self.shown = time.time()
-        self.told: dict[Path, str] = {}
+        self.last_lines: dict[Path, str] = {}
         self.wanted_gpus = positive(request.options, "gpu", 0)
         self.free_gpus = deque(gpus() if self.wanted_gpus else [])
         if self.free_gpus and len(self.free_gpus) < self.wanted_gpus:
@@ -220,8 +220,8 @@ class Runner:
                     last = "".join(deque(file, maxlen=1)).rstrip("\n").split("\r")[-1]
             except OSError:
                 continue  # reported when the job ends
-            if not last.startswith("#") and last != self.told.get(log):
-                self.told[log] = last
+            if not last.startswith("#") and last != self.last_lines.get(log):
+                self.last_lines[log] = last
                 name = f"{log.name}: " if self.request.last > self.request.first else ""
                 print(f"{name}{last}", file=sys.stderr, flush=True)
 

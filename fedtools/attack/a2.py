@@ -46,7 +46,7 @@ _LEAST = {"is": 2, "is not": 6}
 
 
 @dataclass(frozen=True)
-class Look:
+class A2Setup:
     """Rounds, defence and resamples of an attack.
 
     Attributes:
@@ -76,7 +76,7 @@ class Side:
 
     @classmethod
     def open(
-        cls, federation: Federation, victims: Victims, indicator: Path, look: Look, held: int
+        cls, federation: Federation, victims: Victims, indicator: Path, setup: A2Setup, held: int
     ) -> Side:
         """Open an experiment's models with one probe per round.
 
@@ -86,7 +86,7 @@ class Side:
         # An embedding belongs to one utterance, so clips are not batched.
         probes = {
             number: make_probe(federation, number, indicator, held, clips_at_once=1)
-            for number in look.rounds
+            for number in setup.rounds
         }
         return cls(federation, victims, probes)
 
@@ -145,7 +145,7 @@ def attack(
     table: Path | None,
     out: Path,
     training: Training,
-    look: Look = Look(),
+    setup: A2Setup = A2Setup(),
 ) -> list[Mapping[str, object]]:
     """Learn from one experiment's models, decide trials of another's; write OUT/a2.<layer>.tsv.
 
@@ -162,36 +162,36 @@ def attack(
         UserError: if the experiments began with different models, share a speaker with each other
             or with the Indicator, or too few speakers have two models.
     """
-    Defence.parse(look.defence)
-    first = look.rounds[0]
+    Defence.parse(setup.defence)
+    first = setup.rounds[0]
     if known.experiment.round(first).base() != attacked.experiment.round(first).base():
         problem = f"round {first} did not begin with the same model as in {known.experiment.path}"
         raise UserError(problem, path=attacked.experiment.path)
-    ours, theirs = (sound_victims(one, look.rounds) for one in (known, attacked))
+    ours, theirs = (sound_victims(one, setup.rounds) for one in (known, attacked))
     _check_apart(known, ours, attacked, theirs, indicator)
     people = _people(ours, table)
     trained, left = _part(ours, people, training, known.where)
     sent = [name for name in theirs.messages if name in theirs.speakers]
     described = known_speakers(sent, [theirs.speakers[name] for name in sent], table)
     held = training.options.held
-    side = Side.open(known, ours, indicator, look, held)
-    under_attack = Side.open(attacked, theirs, indicator, look, held)
-    found = list(_attackers(side.of(trained), side.of(left), under_attack, people, training, look))
+    side = Side.open(known, ours, indicator, setup, held)
+    under_attack = Side.open(attacked, theirs, indicator, setup, held)
+    found = list(_attackers(side.of(trained), side.of(left), under_attack, people, training, setup))
     names = sorted(set.intersection(*(one.tested.keys() & one.enrolled.keys() for one in found)))
     models = {one: described[one] for one in names}
     name = f"a2.h{training.layer}"
     for path in out.glob(f"{name}.*"):
         # An earlier run may have written files of attackers that this run does not have.
         path.unlink()
-    write_yaml(out / f"{name}.yaml", _chosen(training, look))
-    groups = groups_of(attacked, theirs, look.rounds, look.defence, training.seed)
+    write_yaml(out / f"{name}.yaml", _chosen(training, setup))
+    groups = groups_of(attacked, theirs, setup.rounds, setup.defence, training.seed)
     for one in found:
         _write_embeddings(out / (name if one.name == ANY else f"{name}.{one.name}"), one)
     return decide(
         *(out, name, models, names, _scored(found, names, training, groups), {PLDA: "a2"}),
-        defence=look.defence or NO_DEFENCE,
+        defence=setup.defence or NO_DEFENCE,
         others=training.options.others,
-        resamples=look.resamples,
+        resamples=setup.resamples,
         seed=training.seed,
     )
 
@@ -208,8 +208,8 @@ def _check_apart(
     if shared := set(ours.speakers.values()) & set(theirs.speakers.values()):
         problem = f"{min(shared)!r} is in two of the experiments and the Indicator"
         raise UserError(problem, path=indicator, remedy="give disjoint speakers")
-    if twice := ours.messages.keys() & theirs.messages.keys():
-        raise UserError(f"{min(twice)!r} is also in another experiment", path=attacked.where)
+    if duplicates := ours.messages.keys() & theirs.messages.keys():
+        raise UserError(f"{min(duplicates)!r} is also in another experiment", path=attacked.where)
 
 
 def _speakers(victims: Victims) -> list[str]:
@@ -284,7 +284,7 @@ def _attackers(
     attacked: Side,
     people: Mapping[str, str],
     training: Training,
-    look: Look,
+    setup: A2Setup,
 ) -> Iterator[Attacker]:
     """Yield all attackers of a defence, or the only attacker if there is no defence.
 
@@ -294,7 +294,7 @@ def _attackers(
         attacked: models under attack.
         people: the person of each speaker in `trained` and `left`.
     """
-    defence = "" if look.defence in ("", NO_DEFENCE) else look.defence
+    defence = "" if setup.defence in ("", NO_DEFENCE) else setup.defence
     everybody = ATTACKERS if defence else (ANY,)
     # The attacker does not know the random numbers of the clients under attack.
     guessed = seed64(training.seed, "defence of those known")
@@ -357,11 +357,11 @@ def _write_embeddings(path: Path, one: Attacker) -> None:
     write_table(path.with_name(f"{path.name}.scp"), places)
 
 
-def _chosen(training: Training, look: Look) -> dict[str, object]:
+def _chosen(training: Training, setup: A2Setup) -> dict[str, object]:
     """Return the options that the result depends on, by name."""
     options = asdict(training.options)
     network = {name: options[name] for name in ("width", "epochs", "utterances", "frames", "rate")}
     decision = {name: options[name] for name in ("network", "held", "dimension", "others")}
-    place = {"layer": training.layer, "part": training.part, "defence": look.defence or NO_DEFENCE}
-    drawn = {"seed": training.seed, "rounds": list(look.rounds)}
-    return {**place, **network, **drawn, **decision, "resamples": look.resamples}
+    place = {"layer": training.layer, "part": training.part, "defence": setup.defence or NO_DEFENCE}
+    drawn = {"seed": training.seed, "rounds": list(setup.rounds)}
+    return {**place, **network, **drawn, **decision, "resamples": setup.resamples}

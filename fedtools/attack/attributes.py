@@ -140,11 +140,11 @@ def _labelled(
     found = sorted(set(own.values()), reverse=True)
     sizes = {name: list(own.values()).count(name) for name in found}
     kept = [name for name in found if sizes[name] >= FEWEST]
-    lacking = ", ".join(f"{size} of {name}" for name, size in sorted(sizes.items()))
+    present = ", ".join(f"{size} of {name}" for name, size in sorted(sizes.items()))
     if len(kept) < 2:
         print(
             f"{out}: {attribute} is not attacked: two classes of at least {FEWEST} people are "
-            f"needed, and there are {lacking or 'none'}",
+            f"needed, and there are {present or 'none'}",
             file=sys.stderr,
         )
         return None

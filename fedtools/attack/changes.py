@@ -21,7 +21,7 @@ OK, NOT_APPLICABLE = "ok", "not applicable"
 ALL = "all"
 
 
-class Told(NamedTuple):
+class PartStatus(NamedTuple):
     """Tensors of a part, their number of values, and a status: ok, or why it has no figures."""
 
     part: str
@@ -106,13 +106,13 @@ def find_models(
 
 def products_of(
     models: Models, joined: Updates, options: Weights, scratch: Path
-) -> tuple[dict[str, np.ndarray], Models, list[Told]]:
+) -> tuple[dict[str, np.ndarray], Models, list[PartStatus]]:
     """Return products by part, the models that are left, and the status of each part.
 
     There are products of each part that any model changed, and of all weights together. They are
     of `Models.versions`. Models that are not finite, or changed nothing at all, are refused.
     """
-    parts, described, versions = parts_of(joined.spec), list[Told](), models.versions
+    parts, described, versions = parts_of(joined.spec), list[PartStatus](), models.versions
     squares, everything = {}, np.zeros((len(versions),) * 2)
     count = len(versions) // len(models.updates)
     some = multiply(versions, parts, options.piece_mb << 20, count)
@@ -138,7 +138,7 @@ def products_of(
         size = sum(int(np.prod(joined.spec[name][0])) for name in tensors)
         moved = squares[part][whole].any()
         status = OK if moved else f"{NOT_APPLICABLE}: no client changes it"
-        described.append(Told(part, tensors, size, status))
+        described.append(PartStatus(part, tensors, size, status))
         if moved:
             path = scratch / f"{part}.npy"
             if bad.any():

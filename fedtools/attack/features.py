@@ -278,6 +278,6 @@ def _texts(path: Path, names: Sequence[str], required: bool) -> list[str] | None
     if not required and not path.exists():
         return None
     texts = read_table(path, values="optional")
-    if lacking := [name for name in names if name not in texts]:
-        raise UserError(f"no entry of utterance {lacking[0]!r}", path=path)
+    if missing := [name for name in names if name not in texts]:
+        raise UserError(f"no entry of utterance {missing[0]!r}", path=path)
     return [texts[name] for name in names]

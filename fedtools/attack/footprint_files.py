@@ -50,7 +50,7 @@ _ALIKE = {
 
 
 @dataclass(frozen=True)
-class Look:
+class FootprintSetup:
     """Rounds, layers and defence of which footprints are made.
 
     Attributes:
@@ -96,7 +96,12 @@ class Prints:
 
 @as_configured
 def write_footprints(
-    federation: Federation, indicator: Path, out: Path, look: Look, job: int = 1, jobs: int = 1
+    federation: Federation,
+    indicator: Path,
+    out: Path,
+    setup: FootprintSetup,
+    job: int = 1,
+    jobs: int = 1,
 ) -> Path:
     """Write one job's share of the footprints of an experiment's models.
 
@@ -115,29 +120,29 @@ def write_footprints(
         UserError: if no models were sent, or a speaker of the Indicator is in the training data.
             Existing footprints are then unchanged.
     """
-    Defence.parse(look.defence)
+    Defence.parse(setup.defence)
     if job == 1:
         _remove_beyond(out, jobs)
-    victims = find_victims(federation, look.rounds)
+    victims = find_victims(federation, setup.rounds)
     names = sorted({*victims.messages, *victims.refused})
     share = names[len(names) * (job - 1) // jobs : len(names) * job // jobs]
     table, made_from = out / f"models.{job}.tsv", out / f"footprints.{job}.yaml"
-    origin = {**asdict(look), "rounds": list(look.rounds), "job": f"{job} of {jobs}"}
+    origin = {**asdict(setup), "rounds": list(setup.rounds), "job": f"{job} of {jobs}"}
     del origin["held"]
-    origin["models"] = {str(n): federation.experiment.round(n).base() for n in look.rounds}
+    origin["models"] = {str(n): federation.experiment.round(n).base() for n in setup.rounds}
     origin["files"] = {
         str(path): sha256(path)
         for path in sorted({victims.messages[n].path for n in share if n in victims.messages})
     }
     origin["network"] = federation.experiment.options.model
     origin["indicator"] = federation.facts.identity(indicator, False)
-    every = groups_of(federation, victims, look.rounds, look.defence, look.seed)
+    every = groups_of(federation, victims, setup.rounds, setup.defence, setup.seed)
     if groups := {name: every[name] for name in share if name in every}:
         origin["groups"] = groups
     known = table.exists() and made_from.exists() and read_yaml(made_from) == origin
-    if known and not _lacking(out, job):
+    if known and not _missing(out, job):
         return table
-    found = _all(federation, victims, indicator, share, look)
+    found = _all(federation, victims, indicator, share, setup)
     # Errors occur with the first model, before any existing file is removed.
     begun = list(islice(found, 1))
     table.unlink(missing_ok=True)
@@ -157,19 +162,25 @@ def write_footprints(
 
 
 def _all(
-    federation: Federation, victims: Victims, indicator: Path, names: Sequence[str], look: Look
+    federation: Federation,
+    victims: Victims,
+    indicator: Path,
+    names: Sequence[str],
+    setup: FootprintSetup,
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Yield the footprints of some models, round by round, as each has its own global model."""
     wanted = [name for name in names if name in victims.messages]
     with Count("footprints", len(wanted), "models") as bar:
-        for number in look.rounds:
+        for number in setup.rounds:
             folder = federation.experiment.round(number).path
             own = [name for name in wanted if victims.messages[name].path.parent == folder]
-            probe = make_probe(federation, number, indicator, min(look.held, len(own)))
+            probe = make_probe(federation, number, indicator, min(setup.held, len(own)))
             states: Iterator[tuple[str, State]] = victims.states(own)
-            if look.defence:
-                states = defended(federation, victims, number, look.defence, look.seed).states(own)
-            for name, layers in footprints(probe, states, look.part, look.highest or None):
+            if setup.defence:
+                states = defended(federation, victims, number, setup.defence, setup.seed).states(
+                    own
+                )
+            for name, layers in footprints(probe, states, setup.part, setup.highest or None):
                 # In the precision they are written in; finite weights can give infinite values.
                 with np.errstate(over="ignore"):
                     found = {layer: matrix.astype(np.float32) for layer, matrix in layers.items()}
@@ -196,7 +207,7 @@ def _write_job(found: Iterator[tuple[str, dict[str, np.ndarray]]], out: Path, jo
     write_text(out / f"footprints.{job}.files", "".join(f"{name}\n" for name in files))
 
 
-def _lacking(out: Path, job: int) -> list[Path]:
+def _missing(out: Path, job: int) -> list[Path]:
     """Return the files that a job has written and that are missing."""
     written = out / f"footprints.{job}.files"
     names = read_text(written).split() if written.exists() else [written.name]
@@ -217,9 +228,9 @@ def read_footprints(out: Path) -> Prints:
         if not path.exists():
             remedy = f"run fedtools attack footprints --job {job}"
             raise UserError("missing", path=path, remedy=remedy)
-        if lacking := _lacking(out, job):
+        if missing := _missing(out, job):
             remedy = "run fedtools attack footprints again"
-            raise UserError("missing", path=lacking[0], remedy=remedy)
+            raise UserError("missing", path=missing[0], remedy=remedy)
         for row in read_tsv(path, COLUMNS):
             if row["status"] == OK:
                 speakers[row["model"]] = "" if row["speaker"] == "-" else row["speaker"]
@@ -233,8 +244,8 @@ def read_footprints(out: Path) -> Prints:
     layers = {}
     for numbered, scp in sorted(paths.items()):
         layer = numbered.partition("-")[2]
-        if lacking := [name for name in models if name not in scp]:
-            problem = f"no footprint of {lacking[0]!r} in layer {layer}"
+        if missing := [name for name in models if name not in scp]:
+            problem = f"no footprint of {missing[0]!r} in layer {layer}"
             raise UserError(problem, path=out, remedy="run fedtools attack footprints again")
         layers[layer] = np.stack(FeatureReader(scp).read_many(models))
     if not any(values.any() for values in layers.values()):
@@ -255,8 +266,8 @@ def join(parts: Sequence[Prints], where: Sequence[Path]) -> Prints:
         _check_alike(part.origin, parts[0].origin, folder, str(where[0]))
     names = [name for part in parts for name in part.models]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{twice!r} is also in another folder", path=where[-1])
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{duplicate!r} is also in another folder", path=where[-1])
     if len({tuple(part.layers) for part in parts}) > 1:
         raise UserError("the layers differ from those of the other folders", path=where[-1])
     layers = {
@@ -294,8 +305,8 @@ def undefended(prints: Prints, parts: Sequence[Prints], where: Sequence[Path]) -
     # Apart from the defence, they must be as comparable as any two folders.
     _check_alike({**plain.origin, "defence": prints.origin["defence"]}, prints.origin, where[0])
     place = {name: index for index, name in enumerate(plain.models)}
-    if lacking := [name for name in prints.models if name not in place]:
-        raise UserError(f"no footprint of {lacking[0]!r}", path=where[0])
+    if missing := [name for name in prints.models if name not in place]:
+        raise UserError(f"no footprint of {missing[0]!r}", path=where[0])
     if plain.layers.keys() != prints.layers.keys():
         raise UserError("the layers differ from those behind the defence", path=where[0])
     order = [place[name] for name in prints.models]

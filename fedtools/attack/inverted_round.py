@@ -25,7 +25,7 @@ ONE, REAL = "one", "real"
 
 
 @dataclass(frozen=True)
-class Look:
+class InversionSetup:
     """Round, steps and defences to attack, and options of the figures.
 
     Attributes:
@@ -51,7 +51,7 @@ class World:
     Args:
         federation: opened federation.
         options: options of the attack.
-        look: round, steps and defences to attack.
+        setup: round, steps and defences to attack.
 
     Attributes:
         items: items of the training data.
@@ -63,36 +63,36 @@ class World:
         NotApplicable: if clients send no models, or the task has no items.
     """
 
-    def __init__(self, federation: Federation, options: Inversion, look: Look):
-        phase, items = federation.method.phase(look.number), ITEMS.of(federation.task)
+    def __init__(self, federation: Federation, options: Inversion, setup: InversionSetup):
+        phase, items = federation.method.phase(setup.number), ITEMS.of(federation.task)
         if phase.client is None or phase.sends != SHARED or MODELS.of(federation.task) is None:
-            raise NotApplicable(f"in round {look.number} clients send no models")
+            raise NotApplicable(f"in round {setup.number} clients send no models")
         if items is None:
             name = federation.experiment.options.task
             raise NotApplicable(f"experiments of task {name} have no items")
-        self.federation, self.options, self.look = federation, options, look
+        self.federation, self.options, self.setup = federation, options, setup
         self.items: Items = items(())
-        self.victims = sound_victims(federation, [look.number])
-        start = federation.states.start(look.number)
+        self.victims = sound_victims(federation, [setup.number])
+        start = federation.states.start(setup.number)
         self.start = federation.states.of_kind(SHARED, start)
-        for defence in look.defences:
+        for defence in setup.defences:
             # Raises an error if the defence does not fit the model.
-            defended(federation, self.victims, look.number, defence, look.seed)
-        self.people = People(self.items, sorted(self.victims.messages), options, look.seed)
+            defended(federation, self.victims, setup.number, defence, setup.seed)
+        self.people = People(self.items, sorted(self.victims.messages), options, setup.seed)
 
     def seen(self, victims: Victims, defence: str) -> Defended:
         """Return victims as they are seen behind a defence; "" is no defence."""
-        return Defended(victims, Defence.parse(defence), self.start, self.look.seed)
+        return Defended(victims, Defence.parse(defence), self.start, self.setup.seed)
 
     def row(self, attack: str, defence: str, steps: str, one: Measure) -> dict[str, object]:
         """Return a row of OUT/inversion.tsv."""
         about = {"attack": attack, "defence": defence or NO_DEFENCE,
                  "attacker": SEMI if defence else ANY, "steps": steps}  # fmt: skip
-        return about | one.row(self.people.speaker, self.look.resamples, self.look.seed)
+        return about | one.row(self.people.speaker, self.setup.resamples, self.setup.seed)
 
     def global_model(self) -> torch.nn.Module:
         """Return the model that the round began with."""
-        self.federation.load_result(None, self.look.number - 1)
+        self.federation.load_result(None, self.setup.number - 1)
         return self.federation.task.need(MODELS).build()
 
     def tensor(self, values: np.ndarray) -> torch.Tensor:

@@ -129,7 +129,7 @@ def attack(
             about |= {"defence": defence, "attacker": attacker}
             rows.append({"round": number, "others_of": kind, **about, **figures})
     write_tsv(out / "membership.tsv", COLUMNS, rows)
-    tell(rows)
+    warn_of_missing_rates(rows)
     return rows
 
 
@@ -393,7 +393,7 @@ def area(scores: np.ndarray, members: np.ndarray) -> float:
         return float(100 * (own @ below) / (own.sum() * other.sum()))
 
 
-def tell(rows: Sequence[Mapping[str, object]]) -> None:
+def warn_of_missing_rates(rows: Sequence[Mapping[str, object]]) -> None:
     """Report on stderr why some rates are missing from a table."""
     if any(row[name] == "-" for row in rows for name in RATES):
         print(

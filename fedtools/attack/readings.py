@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.changes import NOT_APPLICABLE, OK, Models, Told
+from fedtools.attack.changes import NOT_APPLICABLE, OK, Models, PartStatus
 from fedtools.attack.options import Weights
 from fedtools.attack.readout import (
     First,
@@ -32,7 +32,7 @@ def read_inputs(
     models: Models,
     options: Weights,
     out: Path,
-) -> tuple[dict[str, np.ndarray], list[Told]]:
+) -> tuple[dict[str, np.ndarray], list[PartStatus]]:
     """Read out the first layer's input, `INPUT` and `CONSTANT`; write OUT/readout.tsv.
 
     `INPUT` has all values of the input, `CONSTANT` only the constant ones. The table is of updates
@@ -45,10 +45,12 @@ def read_inputs(
         firsts = [first_layer(one, joined.spec) for one in federations]
     except NotApplicable as error:
         write_tsv(out / "readout.tsv", READ, [])
-        return {}, [Told(one, [], 0, f"{NOT_APPLICABLE}: {error}") for one in (INPUT, CONSTANT)]
+        return {}, [
+            PartStatus(one, [], 0, f"{NOT_APPLICABLE}: {error}") for one in (INPUT, CONSTANT)
+        ]
     first = firsts[0]
     vectors = read_out(models.versions, first)
-    described = [Told(INPUT, list(first.tensors), vectors.shape[1], OK)]
+    described = [PartStatus(INPUT, list(first.tensors), vectors.shape[1], OK)]
     begin, end = options.constant
     columns, truth = np.arange(begin - 1, end) if end else None, None
     try:
@@ -56,14 +58,14 @@ def read_inputs(
         columns = found if columns is None else columns
     except NotApplicable as error:
         if columns is None:
-            described.append(Told(CONSTANT, [], 0, f"{NOT_APPLICABLE}: {error}"))
+            described.append(PartStatus(CONSTANT, [], 0, f"{NOT_APPLICABLE}: {error}"))
             write_tsv(out / "readout.tsv", READ, [])
             return {INPUT: vectors}, described
     if columns[-1] >= vectors.shape[1]:
         problem = f"constant: {list(options.constant)}, but the input has {vectors.shape[1]} values"
         raise UserError(problem)
     own = vectors[:, columns]
-    described.append(Told(CONSTANT, list(first.tensors), len(columns), OK))
+    described.append(PartStatus(CONSTANT, list(first.tensors), len(columns), OK))
     rows = [] if truth is None else _compared(models, own[-len(truth) :], truth[:, columns])
     write_tsv(out / "readout.tsv", READ, rows)
     return {INPUT: vectors, CONSTANT: own}, described

@@ -85,8 +85,8 @@ class Recovery:
         model = self._world.global_model()
         judge = Judge(partial(self._spectrum, front), self._items.audio, self._people.own)
         simulation, any_found = Simulation(copy_of(model)), False
-        for defence in ("", *self._world.look.defences):
-            for steps in self._world.look.steps:
+        for defence in ("", *self._world.setup.defences):
+            for steps in self._world.setup.steps:
                 states = self._states(simulation, defence, steps)
                 found = self._recover(simulation, judge, states, steps)
                 if not defence and not self.drawn:
@@ -177,7 +177,7 @@ class Recovery:
             title = f"inversion, {steps}, client {number}/{len(self._people.attacked)}"
             lengths = [len(self._items.audio(name)) for name in names]
             scales = tuple(map(self._world.tensor, self._people.scales(client)))
-            seed = seed64(self._world.look.seed, "inversion", client, steps)
+            seed = seed64(self._world.setup.seed, "inversion", client, steps)
             loss, plan = self._loss(names, labels), known or Plan()
             inputs = match(
                 simulation, loss, seen, plan, lengths, scales, self._options, seed, title

@@ -72,7 +72,7 @@ def attack_features(federation: Federation, out: Path, options: Options) -> list
     senders = []
     for client, problem in statuses(federation, number, options.clients).items():
         if problem:
-            _say(client, f"not attacked: {problem}")
+            _note(client, f"not attacked: {problem}")
         else:
             senders.append(client)
     if not senders:
@@ -129,9 +129,9 @@ def attack_client(
         }
         yield from attack_speakers(victim, kinds, out, options)
     else:
-        _say(victim.client, "a single speaker, known from the client's name: no attacks I and II")
+        _note(victim.client, "a single speaker, known from the client's name: no attacks I and II")
     if victim.texts is None:
-        _say(victim.client, "the train data have no text, so no word error rates")
+        _note(victim.client, "the train data have no text, so no word error rates")
     else:
         yield from read_transcripts(federation, number, victim, speakers)
     if inverter:
@@ -163,5 +163,5 @@ def attack_speakers(
     draw_speakers(out / f"tsne.{victim.client}.png", victim, **kinds, seed=options.seed)
 
 
-def _say(client: str, what: str) -> None:
+def _note(client: str, what: str) -> None:
     print(f"{client}: {what}", file=sys.stderr)

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedtools.attack.bag_of_words import bags, count_tokens, output_layer, scores_of
 from fedtools.attack.defences import Defence
-from fedtools.attack.inverted_round import REAL, Look, World
+from fedtools.attack.inverted_round import REAL, InversionSetup, World
 from fedtools.attack.options import Inversion
 from fedtools.attack.recovered import COLUMNS, FREQUENCY, Measure, draw
 from fedtools.attack.recovery import MATCHING, VOICES, Recovery
@@ -38,7 +38,7 @@ OK, NOT_APPLICABLE = "ok", "not applicable"
 
 @as_configured
 def attack(
-    federation: Federation, out: Path, options: Inversion, look: Look
+    federation: Federation, out: Path, options: Inversion, setup: InversionSetup
 ) -> list[dict[str, object]]:
     """Attack what clients sent in a round; write the files above.
 
@@ -48,14 +48,14 @@ def attack(
     Raises:
         UserError: if the round is not complete, or its updates are missing.
     """
-    for defence in look.defences:
+    for defence in setup.defences:
         Defence.parse(defence)
-    encoder = VoiceEncoder() if look.voices else None
+    encoder = VoiceEncoder() if setup.voices else None
     rows, statuses = list[dict[str, object]](), dict[str, str]()
     out.mkdir(parents=True, exist_ok=True)
     (out / "inversion.png").unlink(missing_ok=True)
     try:
-        world = World(federation, options, look)
+        world = World(federation, options, setup)
     except NotApplicable as error:
         statuses = dict.fromkeys((MATCHING, BAG), f"{NOT_APPLICABLE}: {error}")
     else:
@@ -87,7 +87,7 @@ def bag_rows(world: World) -> Iterator[dict[str, object]]:
         client: count_tokens(list(map(world.items.labels, world.people.own(client))), output)
         for client in names
     }
-    for defence in ("", *world.look.defences):
+    for defence in ("", *world.setup.defences):
         states = world.seen(world.victims, defence).states(names)
         scores = {name: scores_of(output, sent, world.start) for name, sent in states}
         found: dict[str, list[tuple[str, float, float, float]]] = {}

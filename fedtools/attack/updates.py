@@ -167,8 +167,8 @@ def join(parts: Sequence[Updates], where: Sequence[Path]) -> Updates:
     for part, folder in zip(parts, where, strict=True):
         if part.spec != found.spec:
             raise UserError(f"the tensors sent differ from those of {where[0]}", path=folder)
-        if twice := found.models.keys() & part.models.keys():
-            raise UserError(f"{min(twice)!r} is also in another experiment", path=folder)
+        if duplicates := found.models.keys() & part.models.keys():
+            raise UserError(f"{min(duplicates)!r} is also in another experiment", path=folder)
         found.models |= part.models
         found.speakers |= part.speakers
         found.refused |= part.refused

@@ -70,7 +70,7 @@ def read_models(path: str | Path) -> dict[str, Model]:
     found = {}
     for line, row in enumerate(rows, 2):
         if row["model"] in found:
-            raise UserError(f"{row['model']!r} comes twice", path=path, line=line)
+            raise UserError(f"{row['model']!r} is duplicated", path=path, line=line)
         gender = row["gender"] if row["gender"] in ("m", "f") else ""
         talks = frozenset(row["talks"].split(",")) - {""}
         found[row["model"]] = Model(row["speaker"], gender, talks, row.get("person", ""))
@@ -207,7 +207,7 @@ def decide(
     alone = _one_of_each_person(models)
     place = [index for index, name in enumerate(names) if speakers.get(name) in alone]
     owners = [speakers[names[index]] for index in place]
-    lacking = dict[tuple[str, str], None]()
+    missing = dict[tuple[str, str], None]()
     for attacker, layer, way, matrix in matrices:
         # All models count, whatever recordings they share, but each person only once.
         pairs = matrix[np.ix_(place, place)]
@@ -216,7 +216,7 @@ def decide(
         for kind, every in trials.items():
             some, scores = _scored(every, every.scores(matrix, names, names))
             if not some.targets.any() or some.targets.all():
-                lacking[kind, attacker] = None
+                missing[kind, attacker] = None
                 continue
             figures = judge(
                 scores, some, speakers, resamples=resamples, seed=seed, ratios=way in RATIOS
@@ -227,13 +227,13 @@ def decide(
             if way in main and kept(layer):
                 who = "" if attacker == ANY else f".{attacker}"
                 write_scores(out / f"{main[way]}.{layer}{who}.{kind}", some, scores)
-    _tell_of(lacking, attack)
+    _report_missing(missing, attack)
     return write_figures(out, attack, rows)
 
 
-def _tell_of(lacking: Iterable[tuple[str, str]], attack: str) -> None:
+def _report_missing(missing: Iterable[tuple[str, str]], attack: str) -> None:
     """Report on stderr which trials of which attacker have no figures."""
-    for kind, attacker in lacking:
+    for kind, attacker in missing:
         who = f"{attacker} attacker" if attacker != ANY else "any attacker"
         problem = "no figures: all pairs of one speaker, or all of two, share an update"
         print(f"{attack}, {kind} trials, {who}: {problem}", file=sys.stderr)

@@ -30,7 +30,7 @@ from fedtools.attack.changes import (
     NOT_APPLICABLE,
     OK,
     Models,
-    Told,
+    PartStatus,
     find_models,
     products_of,
 )
@@ -63,7 +63,7 @@ WHOLE = ALL, INPUT, CONSTANT, TOGETHER
 
 
 @dataclass(frozen=True)
-class Look:
+class WeightsSetup:
     """Rounds, defence, resamples and seed of the attack.
 
     Attributes:
@@ -90,7 +90,7 @@ def attack(
     table: Path | None,
     out: Path,
     options: Weights,
-    look: Look,
+    setup: WeightsSetup,
 ) -> list[Mapping[str, object]]:
     """Decide trials of models by their updates; write the files above.
 
@@ -106,7 +106,7 @@ def attack(
     Raises:
         UserError: if no models are left to compare.
     """
-    Defence.parse(look.defence)
+    Defence.parse(setup.defence)
     out.mkdir(parents=True, exist_ok=True)
     for path in out.glob("weights.*"):
         # An earlier run may have had other parts.
@@ -116,40 +116,40 @@ def attack(
         for federation in federations:
             settings.enter_context(federation.settings())
         try:
-            plain = [find_updates(one, look.rounds) for one in federations]
+            plain = [find_updates(one, setup.rounds) for one in federations]
         except NotApplicable as error:
-            _write_parts(out, [Told(ALL, [], 0, f"{NOT_APPLICABLE}: {error}")])
+            _write_parts(out, [PartStatus(ALL, [], 0, f"{NOT_APPLICABLE}: {error}")])
             write_tsv(out / "weights.tsv", COLUMNS, [])
             return []
-        found = _defended(federations, plain, look, scratch) if look.defended else plain
+        found = _defended(federations, plain, setup, scratch) if setup.defended else plain
         where = [one.experiment.path for one in federations]
         joined = join(found, where)
-        before = join(plain, where) if look.defended else None
+        before = join(plain, where) if setup.defended else None
         models = find_models(joined, before, found, table, len(attacked))
         products, models, described = products_of(models, joined, options, scratch)
         vectors, more = read_inputs(federations, joined, models, options, out)
         described += more
-        some = blocks(models.people, models.given, look.seed)
+        some = blocks(models.people, models.given, setup.seed)
         layers = _Layers(products, vectors, joined.groups)
-        rows = _decide(models, some, layers, described, out, options, look)
+        rows = _decide(models, some, layers, described, out, options, setup)
     _write_parts(out, described)
     best = [row for row in rows if row["attacker"] in (ANY, SEMI)]
     title = "Attack on updates, by part of the model"
-    draw_rates(out / "weights.png", best, title if not look.defended else f"{title}, {SEMI}")
+    draw_rates(out / "weights.png", best, title if not setup.defended else f"{title}, {SEMI}")
     return rows
 
 
 def _defended(
-    federations: Sequence[Federation], plain: Sequence[Updates], look: Look, scratch: Path
+    federations: Sequence[Federation], plain: Sequence[Updates], setup: WeightsSetup, scratch: Path
 ) -> list[Updates]:
     """Return the updates of each experiment as they are seen behind the defence."""
     return [
         behind_defence(
             federation,
             updates,
-            look.rounds,
-            look.defence,
-            look.seed,
+            setup.rounds,
+            setup.defence,
+            setup.seed,
             scratch / f"{number}.safetensors",
         )
         for number, (federation, updates) in enumerate(zip(federations, plain, strict=True))
@@ -175,17 +175,17 @@ def _decide(
     models: Models,
     some: Sequence[Block],
     layers: _Layers,
-    described: list[Told],
+    described: list[PartStatus],
     out: Path,
     options: Weights,
-    look: Look,
+    setup: WeightsSetup,
 ) -> list[Mapping[str, object]]:
     """Return the figures of each part, and of all parts together."""
     names = list(models.updates)
     attacked = {
         name: models.known[name] for name, one in zip(names, models.given, strict=True) if not one
     }
-    chosen = {"others": options.others, "seed": look.seed}
+    chosen = {"others": options.others, "seed": setup.seed}
     products = dict(layers.products)
     for name, vectors in layers.vectors.items():
         rows = vectors - vectors.mean(0)
@@ -225,15 +225,15 @@ def _decide(
         matrices(),
         files,
         kept=lambda part: options.scores == "parts" or part in WHOLE,
-        defence=look.defence if models.defended else NO_DEFENCE,
-        resamples=look.resamples,
+        defence=setup.defence if models.defended else NO_DEFENCE,
+        resamples=setup.resamples,
         **chosen,
     )
-    described += [Told(TOGETHER, [], 0, status) for status in statuses]
+    described += [PartStatus(TOGETHER, [], 0, status) for status in statuses]
     return rows
 
 
-def _write_parts(out: Path, described: Sequence[Told]) -> None:
+def _write_parts(out: Path, described: Sequence[PartStatus]) -> None:
     """Write OUT/parts.tsv; report parts without figures on stderr."""
     rows = []
     for one in described:

@@ -68,7 +68,7 @@ def plan(
     """Draw the batches of one client in one round; the result depends on the arguments alone.
 
     Batches are cut from successive shuffles of all clips, so that the uses of any two clips differ
-    by at most one; no clip comes twice in a batch.
+    by at most one; no clip occurs twice in a batch.
 
     Args:
         seed: seed of the experiment.

@@ -187,7 +187,7 @@ def _so_far(
         rows = extractor.online(frames, every=every, before=before)
         if utt != groups[group][-1]:
             carried[group] = _remember(before, extractor.ubm.moments(frames)[0])
-        yield utt, _beside(frames, rows[np.arange(len(frames)) // every])
+        yield utt, _append(frames, rows[np.arange(len(frames)) // every])
 
 
 def _remember(before: Moments | None, current: Moments) -> Moments:
@@ -213,8 +213,8 @@ def _whole(
     of_utterance = {utt: vector for utts, vector in vectors for utt in utts}
     for utt in order:
         frames = reader.read(utt)
-        yield utt, _beside(frames, np.tile(of_utterance[utt], (len(frames), 1)))
+        yield utt, _append(frames, np.tile(of_utterance[utt], (len(frames), 1)))
 
 
-def _beside(frames: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+def _append(frames: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     return np.concatenate([frames, vectors.astype(np.float32)], 1)

@@ -53,12 +53,12 @@ class Stream:
     Attributes:
         raw: an Info frame with the number `frames`, and the frames, nothing else.
         frames: number of audio frames.
-        told: number of frames in the file's own Info, Xing or VBRI frame; None without one.
+        reported: number of frames in the file's own Info, Xing or VBRI frame; None without one.
     """
 
     raw: bytes
     frames: int
-    told: int | None
+    reported: int | None
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def given_by(section: Section, **given: object) -> Section:
 
 def rounds_of(given: list[int]) -> list[int]:
     if len(set(given)) < len(given):
-        raise typer.BadParameter("a round comes twice", param_hint="--round")
+        raise typer.BadParameter("a round is duplicated", param_hint="--round")
     return sorted(given)
 
 
@@ -235,13 +235,13 @@ def footprints(
     Example in egs/tedlium3/attack1: fedtools attack footprints exp/mini/part2 \
         exp/mini/part2/footprints.relu --indicator data/mini/indicator_iv --round 1
     """
-    from fedtools.attack.footprint_files import Look, write_footprints
+    from fedtools.attack.footprint_files import FootprintSetup, write_footprints
 
     if job > nj:
         raise typer.BadParameter(f"--job {job} of --nj {nj}")
-    look = Look(rounds_of(round_), part, highest, models, defence, seed)
+    setup = FootprintSetup(rounds_of(round_), part, highest, models, defence, seed)
     federation = open_experiment(experiment, ngpu)
-    print(write_footprints(federation, indicator, out, look, job, nj))
+    print(write_footprints(federation, indicator, out, setup, job, nj))
 
 
 @command("a1", "Attacks", to=attack)
@@ -352,17 +352,17 @@ def a2(
         --indicator data/mini/indicator_iv --layer 1 --models data/mini/models.tsv \
         --config conf/mini.yaml
     """
-    from fedtools.attack.a2 import Look
+    from fedtools.attack.a2 import A2Setup
     from fedtools.attack.a2 import attack as run
     from fedtools.attack.verify import COLUMNS
     from fedtools.attack.xvectors import Training
     from fedtools.files.config import read_section
 
     options = given_by(read_section(A2, config, "a2", set_), others=others)
-    training, look = (
+    training, setup = (
         Training(layer, options, part, seed),
-        Look(rounds_of(round_), defence, resamples),
+        A2Setup(rounds_of(round_), defence, resamples),
     )
     one, other = (open_experiment(path, ngpu) for path in (known, attacked))
-    rows = run(one, other, indicator, models, out, training, look)
+    rows = run(one, other, indicator, models, out, training, setup)
     show(COLUMNS, rows, "llllll")

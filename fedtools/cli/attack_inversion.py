@@ -64,7 +64,7 @@ def inversion(
     Example in egs/tedlium3/attack1: fedtools attack inversion exp/keywords/fedavg exp/inversion \
         --round 6 --each 10
     """
-    from fedtools.attack.inverted_round import ONE, REAL, Look
+    from fedtools.attack.inverted_round import ONE, REAL, InversionSetup
     from fedtools.attack.recovered import COLUMNS
     from fedtools.attack.update_inversion import attack as run
     from fedtools.files.config import read_section
@@ -74,6 +74,6 @@ def inversion(
     options = given_by(read_section(Inversion, config, "inversion", set_), each=each)
     both = (ONE, REAL) if steps == "both" else (steps,)
     defences = [one for one in defence if one not in ("", "none")]
-    look = Look(round_, both, defences, resemblyzer, resamples, seed)
-    rows = run(open_experiment(experiment, ngpu), out, options, look)
+    setup = InversionSetup(round_, both, defences, resemblyzer, resamples, seed)
+    rows = run(open_experiment(experiment, ngpu), out, options, setup)
     show(COLUMNS, rows, "llllll")

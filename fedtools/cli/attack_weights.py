@@ -63,7 +63,7 @@ def weights(
         --cohort exp/mini/part1 --models data/mini/models.tsv
     """
     from fedtools.attack.verify import COLUMNS
-    from fedtools.attack.weights import Look
+    from fedtools.attack.weights import WeightsSetup
     from fedtools.attack.weights import attack as run
     from fedtools.files.config import read_section
 
@@ -71,6 +71,6 @@ def weights(
         raise typer.BadParameter("at least one experiment and OUT", param_hint="EXP... OUT")
     *attacked, out = experiments
     options = given_by(read_section(Weights, config, "weights", set_), others=others)
-    look = Look(rounds_of(round_), defence, resamples, seed)
+    setup = WeightsSetup(rounds_of(round_), defence, resamples, seed)
     opened = [[open_experiment(one, ngpu) for one in some] for some in (attacked, cohort)]
-    show(COLUMNS, run(*opened, models, out, options, look), "llllll")
+    show(COLUMNS, run(*opened, models, out, options, setup), "llllll")

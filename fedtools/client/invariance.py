@@ -68,7 +68,7 @@ def speaker_invariant(
     )
     if not trained[0].reason:
         client.keep(_NAME, classifier)
-    print(f"round {unit.number}, {unit.names[0]}: {classifier.told}", file=sys.stderr)
+    print(f"round {unit.number}, {unit.names[0]}: {classifier.summary}", file=sys.stderr)
     return trained
 
 
@@ -141,7 +141,7 @@ class SpeakerClassifier(nn.Module):
         self.heard += torch.stack([(own * right).sum(0), own.sum(0)])
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return a message with the classifier's accuracy in this round."""
         right, heard = self.heard.tolist()
         share, most = (100 * count / max(1, sum(heard)) for count in (sum(right), max(heard)))

@@ -147,7 +147,7 @@ def _read(path: Path) -> dict[str, tuple[int, str]]:
         if not key:
             raise UserError("an empty line", path=path, line=line)
         if key in table:
-            raise UserError(f"{key!r} comes twice", path=path, line=line)
+            raise UserError(f"{key!r} is duplicated", path=path, line=line)
         table[key] = line, " ".join(words)
     return table
 
@@ -162,13 +162,13 @@ def _score(line: int, text: str, path: Path, scale: float = 1.0) -> float:
     return score
 
 
-def _add(lists: _Lists, utterance: str, rank: int, one: _Found, twice: str) -> None:
-    """Add a hypothesis to its list; `twice` begins the message if the rank exists already."""
+def _add(lists: _Lists, utterance: str, rank: int, one: _Found, subject: str) -> None:
+    """Add a hypothesis to its list; `subject` begins the message if the rank exists already."""
     check_id(utterance, "utterance", one.path, one.line)
     check_sentence(one.words, one.path, one.line)
     ranks = lists.setdefault(utterance, {})
     if rank in ranks:
-        problem = f"{twice} already: {ranks[rank].path}:{ranks[rank].line}"
+        problem = f"{subject} already: {ranks[rank].path}:{ranks[rank].line}"
         raise UserError(problem, path=one.path, line=one.line)
     ranks[rank] = one
 
@@ -179,9 +179,9 @@ _Table = Mapping[str, tuple[int, str]]
 def _require_same(one: _Table, path: Path, other: _Table, other_path: Path) -> None:
     if different := sorted(one.keys() ^ other.keys()):
         key = different[0]
-        there, at, lacking = (one, path, other_path) if key in one else (other, other_path, path)
+        there, at, missing = (one, path, other_path) if key in one else (other, other_path, path)
         problem = f"{key!r} is missing ({len(different)} differ)"
-        raise UserError(problem, path=lacking, remedy=f"it is in {at}:{there[key][0]}")
+        raise UserError(problem, path=missing, remedy=f"it is in {at}:{there[key][0]}")
 
 
 def _write(lists: _Lists, source: Path, out: Path, normalise: str | None, language: str) -> int:

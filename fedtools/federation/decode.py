@@ -138,7 +138,7 @@ def decode(
     by_client: dict[str, list[str]] = {}
     for name in share:
         by_client.setdefault(data.utt2client.get(name, ALL), []).append(name)
-    _tell_strangers(federation, data, by_client, model)
+    _report_unknown(federation, data, by_client, model)
     path = Path(out) / f"nbest.{job}.tsv"
     origin: dict[str, object] = {"job": f"{job} of {jobs}", "data": str(data_path)}
     origin["feats.scp"] = sha256(data.path / "feats.scp")
@@ -164,7 +164,7 @@ def decode(
     return path
 
 
-def _tell_strangers(
+def _report_unknown(
     federation: Federation, data: DataDir, clients: Iterable[str], model: str
 ) -> None:
     """Report clients without a personal model: unknown ones, and those whose tensors are lost."""

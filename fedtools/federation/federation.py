@@ -21,7 +21,7 @@ from fedtools.files.values import of_model
 from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Phase
 from fedtools.tasks import facts_of
-from fedtools.tasks.base import Gone, task_of
+from fedtools.tasks.base import MissingData, task_of
 from fedtools.tasks.facts import ALL, check_frozen
 from fedtools.tasks.parts import MODELS
 
@@ -104,7 +104,7 @@ class Federation:
         assert phase.client is not None
         try:
             return self._work(clients, number, phase)
-        except Gone as error:
+        except MissingData as error:
             if not phase.may_lack:
                 raise
             return Sent([Report(client, reason=error.reason) for client in clients])

@@ -36,7 +36,7 @@ from fedtools.tasks.facts import Facts
 # The state at the start of round 1.
 FIRST = "round_0001/global.safetensors"
 # Options that are set by the command line or the data.
-_SAID = ("method", "seed", "start", "data", "clients")
+_NOT_IN_CONFIG = ("method", "seed", "start", "data", "clients")
 # Other sections of recipe files: variants of the options, and options of other commands.
 _SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", *SECTIONS)
 _SECTIONS += ("decode", "a1", "a2", "updates", "features", "nnlm", "tuning", "sweeps", "grid")
@@ -168,7 +168,7 @@ def read_options(
     data: Mapping[str, str],
 ) -> Options:
     """Read the options, with all checks that need neither data nor model."""
-    asked = [name for name in NAMES if name not in _SAID]
+    asked = [name for name in NAMES if name not in _NOT_IN_CONFIG]
     for name in config:
         if name not in asked and name not in _SECTIONS:
             raise option_error(unknown(name, [*asked, *_SECTIONS]), where, name, config[name])

@@ -86,7 +86,7 @@ class _Sign:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
-    def _told(self, **more: str) -> str:
+    def _status(self, **more: str) -> str:
         status = {"host": machine(), "process": os.getpid(), "word": self.word}
         return json.dumps({**status, "begun": self._begun, "leader": self.leader, **more}) + "\n"
 
@@ -98,7 +98,7 @@ class _Sign:
                 return
             # Written completely each time, since rank 0 removes files of earlier runs.
             with contextlib.suppress(OSError):
-                self._path.write_text(self._told())
+                self._path.write_text(self._status())
             if self._stop.wait(_BEAT):
                 return
 
@@ -114,8 +114,8 @@ class _Sign:
         if error is not None and kind is not _Ended and not self.replaced:
             reason = " ".join(str(error).split()) or type(error).__name__
             with contextlib.suppress(OSError):
-                self._path.write_text(self._told())
-                write_text(self._error, self._told(reason=reason))
+                self._path.write_text(self._status())
+                write_text(self._error, self._status(reason=reason))
 
 
 class _Ended(Exception):
@@ -140,7 +140,7 @@ class _Watch:
         self._path, self._error = folder / str(rank), folder / f"{rank}.err"
         self._content: dict[str, Any] = {}
         self._changed: tuple[float, int] = (time.monotonic(), 0)
-        self._looked = 0.0
+        self._checked = 0.0
 
     def read(self) -> dict[str, Any]:
         """Return the last content of the rank's file, {} if there is none."""
@@ -157,9 +157,9 @@ class _Watch:
     def check(self, experiment: Path) -> None:
         """Raise a `UserError` if the rank has stopped."""
         now = time.monotonic()
-        if now - self._looked < 1.0:
+        if now - self._checked < 1.0:
             return
-        self._looked = now
+        self._checked = now
         found, error = self.read(), _read_json(self._error)
         if found and error.get("word") == found.get("word") and (self.met or self._leader):
             raise UserError(f"rank {self.rank} stopped: {error.get('reason')}")

@@ -78,8 +78,8 @@ class People:
         tables = []
         for name in ("utt2person", "utt2meeting"):
             tables.append(read_table(data / name))
-            if lacking := [one for one in utterances if one not in tables[-1]]:
-                raise UserError(f"no entry of utterance {lacking[0]!r}", path=data / name)
+            if missing := [one for one in utterances if one not in tables[-1]]:
+                raise UserError(f"no entry of utterance {missing[0]!r}", path=data / name)
         return cls(*tables)
 
     def stand_ins(

@@ -76,7 +76,7 @@ def _warn(federations: Sequence[Federation]) -> None:
     for one, record in zip(federations, records, strict=True):
         if not record.complete:
             path = one.experiment.path
-            problem = f"copies are not counted: {record.beside} is missing"
+            problem = f"copies are not counted: {record.registry} is missing"
             print(f"warning: {path}: {problem}", file=sys.stderr)
     others = {nonce: path for record in records for nonce, path in record.others().items()}
     others = {nonce: others[nonce] for nonce in others.keys() - {one.nonce.text for one in records}}

@@ -14,7 +14,7 @@ from fedtools.files.messages import COUNTED
 from fedtools.files.private import PERSONAL_STATE
 from fedtools.files.states import Spec, load_state
 from fedtools.methods.base import GIVEN, PERSONAL, SHARED, Method
-from fedtools.tasks.base import Gone
+from fedtools.tasks.base import MissingData
 
 State = dict[str, np.ndarray]
 
@@ -109,9 +109,9 @@ class States:
         return self._trained.get(client, number) < number
 
     def check_there(self, client: str, number: int) -> None:
-        """Raise `Gone` if a client's trained personal tensors are `lost`."""
+        """Raise `MissingData` if a client's trained personal tensors are `lost`."""
         if self.lost(client, number):
-            raise Gone(
+            raise MissingData(
                 "its trained personal parameters are missing",
                 problem="the personal parameters are missing",
                 path=self._experiment.client_dir(client),

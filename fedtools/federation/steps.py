@@ -87,14 +87,14 @@ def train_local(federation: Federation, number: int, job: int) -> None:
             spent = 0.0 if phase.untimed else time.monotonic() - begun
             seconds = spent / len(sent.reports)
             reports = [report._replace(seconds=seconds) for report in sent.reports]
-            _tell(number, reports)
+            _report(number, reports)
             writer.send(reports, sent.tensors, sent.features)
     # Only now: until the job's files are complete, a rerun resumes from the clients' checkpoints.
     for client in clients:
         federation.finish(client, number)
 
 
-def _tell(number: int, reports: Sequence[Report]) -> None:
+def _report(number: int, reports: Sequence[Report]) -> None:
     for report in reports:
         if report.reason:
             print(f"round {number}, {report.client}: left out: {report.reason}", file=sys.stderr)

@@ -77,20 +77,20 @@ class Listed:
     """
 
     def __init__(self, stream: Stream, text: Mapping[str, str]):
-        self._hypotheses, self._said = stream.rescored.hypotheses, []
+        self._hypotheses, self._listed = stream.rescored.hypotheses, []
         for client, run in stream.runs.items():
             own = {word for one in (stream.phrases or {}).get(client, []) for word in words_of(one)}
             for name in stream.rescored.utterances[run]:
                 # Utterances that a list was made of are not counted.
                 words = [] if name in stream.made_of else words_of(text[name])
-                self._said.append(Counter(word for word in words if word in own))
-        self.count = sum(counts.total() for counts in self._said)
+                self._listed.append(Counter(word for word in words if word in own))
+        self.count = sum(counts.total() for counts in self._listed)
 
     def missed(self, best: np.ndarray) -> int:
         """Count the listed words that were said but are not in the best hypotheses."""
         return sum(
             (counts - Counter(words_of(self._hypotheses[hypothesis]))).total()
-            for counts, hypothesis in zip(self._said, best, strict=True)
+            for counts, hypothesis in zip(self._listed, best, strict=True)
             if counts
         )
 

@@ -60,7 +60,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(node_of_key, yaml.ScalarNode):
                 key = self.construct_object(node_of_key)
                 if key in seen:
-                    problem = f"{key!r} comes twice"
+                    problem = f"{key!r} is duplicated"
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=node_of_key.start_mark)
                 seen.add(key)
         return super().construct_mapping(node, deep)

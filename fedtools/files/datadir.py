@@ -107,7 +107,7 @@ def read_table(
         elif value != value.strip() or "  " in value or line.endswith((" ", "\t")):
             problem, remedy = "leading, doubled or trailing whitespace", "use single spaces"
         elif key in table:
-            problem = f"{key!r} comes twice"
+            problem = f"{key!r} is duplicated"
         elif encoded < previous:
             problem, remedy = f"{key!r} is not in order", "sort with LC_ALL=C"
         if problem:
@@ -239,8 +239,8 @@ class DataDir:
 
     def check_features(self, utts: Iterable[str]) -> None:
         """Raise a `UserError` naming the file if an utterance has no entry in feats.scp."""
-        if lacking := next((utt for utt in utts if utt not in self.feats_scp), None):
-            problem = f"no features of utterance {lacking!r}"
+        if missing := next((utt for utt in utts if utt not in self.feats_scp), None):
+            problem = f"no features of utterance {missing!r}"
             raise UserError(problem, path=self.path / "feats.scp", remedy="extract them")
 
     def recordings(self, utts: Iterable[str]) -> set[str]:
@@ -275,7 +275,7 @@ class DataDir:
             The data directory, and the names of the tables left out because an input lacks them.
 
         Raises:
-            UserError: if an utterance comes twice, a speaker or recording differs between inputs,
+            UserError: if an utterance is duplicated, a speaker or recording differs between inputs,
                 or only some inputs have segments.
         """
         everything: dict[str, dict[str, str]] = {}

@@ -19,10 +19,10 @@ class Dropped(Counter[str]):
         self.first.setdefault(reason, place)
 
     def faults(self) -> int:
-        """Return the number of unusable items, without those that are merely not wanted."""
+        """Return the number of unusable items, without those that are merely not requested."""
         return sum(self[reason] for reason in self.first)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return the reasons and their counts as text, the most frequent first."""
         return told(self)
 

@@ -83,7 +83,7 @@ def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
         if client != SERVER_ROW:
             check_id(client, "client", path, line)
         if client in seen or count(row, "round", path, line) != at:
-            problem = f"{client!r} comes twice, or is of another round"
+            problem = f"{client!r} is duplicated, or is of another round"
             raise UserError(problem, path=path, line=line)
         seen.add(client)
         down, up, steps = (count(row, name, path, line) for name in COLUMNS[2:5])

@@ -50,7 +50,7 @@ class MessageWriter:
         self._tensors, self._table = paths_of(round_dir, job)
         self._row = {check_id(client, "client"): row for row, client in enumerate(clients)}
         if len(self._row) < len(clients):
-            raise ValueError(f"a client comes twice in {clients}")
+            raise ValueError(f"a client is duplicated in {clients}")
         self._payload, self._base = payload, base
         self._written: dict[str, dict[str, object]] = {}
         # The table first: it marks the job as complete, and without it other files do not count.
@@ -99,7 +99,7 @@ class MessageWriter:
         size = row_bytes(spec)
         for report in reports:
             if report.client not in self._row or report.client in self._written:
-                raise ValueError(f"client {report.client!r} is not of this job, or comes twice")
+                raise ValueError(f"client {report.client!r} is not of this job, or is duplicated")
             seconds = report.seconds
             if bounds and features is not None and not report.reason:
                 begun = time.monotonic()

@@ -158,7 +158,7 @@ def read_messages(
 
     If a job's table cannot be read, or names a client of another job, or if the tensor file is
     damaged or does not fit the table, all clients of this job are refused, and only these. A client
-    is refused if its row is invalid, has another base, or comes twice. The values of tensors are
+    is refused if its row is invalid, has another base, or is duplicated. The values of tensors are
     left to `fedtools.server.aggregate`. Files of no job are ignored, with a warning.
 
     Args:

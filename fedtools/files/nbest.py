@@ -54,12 +54,12 @@ def write_nbest(path: str | Path, nbest: Iterable[tuple[str, Sequence[Hypothesis
         nbest: pairs (utterance, its hypotheses by rank).
 
     Raises:
-        UserError: if an utterance comes twice, or a hypothesis could not be read back.
+        UserError: if an utterance is duplicated, or a hypothesis could not be read back.
     """
     lines: dict[str, list[str]] = {}
     for utterance, hypotheses in nbest:
         if utterance in lines:
-            raise UserError(f"utterance {utterance!r} comes twice", path=path)
+            raise UserError(f"utterance {utterance!r} is duplicated", path=path)
         lines[utterance] = [
             f"{utterance}\t{h.rank}\t{h.acoustic:.9g}\t{h.lm:.9g}\t{h.words}" for h in hypotheses
         ]

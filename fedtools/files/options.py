@@ -61,8 +61,8 @@ class Options:
         # Without clients nothing is sampled, and the number is irrelevant.
         count = isinstance(value, int) and 0 < value <= (total or value)
         if value is not None and not share and not count:
-            whose = f"{total} clients" if total else "the clients"
-            problem = f"option 'clients_per_round' is {value!r}, no number or share of {whose}"
+            population = f"{total} clients" if total else "the clients"
+            problem = f"option 'clients_per_round' is {value!r}, no number or share of {population}"
             raise ValueError(f"{problem}; give 10, or 0.1")
 
 

@@ -34,7 +34,7 @@ def perturb_speed(data_dir: str | Path, out_dir: str | Path, speeds: Sequence[st
         speeds: factors as they appear in names, such as "0.9".
 
     Raises:
-        UserError: if a factor is no number from 0.5 to 2 or comes twice, or the directory is
+        UserError: if a factor is no number from 0.5 to 2 or is duplicated, or the directory is
             perturbed already or would be overwritten.
     """
     data, out = DataDir.read(data_dir), Path(out_dir)
@@ -127,7 +127,7 @@ def _factors(speeds: Sequence[str]) -> dict[str, float]:
             problem = f"speed {speed!r} is not a number from {SLOWEST} to {FASTEST}"
             raise UserError(problem, remedy="give for example --speeds '0.9 1.0 1.1'") from None
         if factor in factors.values():
-            raise UserError(f"speed {speed} comes twice")
+            raise UserError(f"speed {speed} is duplicated")
         factors[speed] = factor
     return factors
 

@@ -85,7 +85,7 @@ class Corpus:
     def __post_init__(self) -> None:
         for name, found in (("hours", self.hours), ("server_hours", self.server_hours)):
             if len(found) != 3 and (found or name == "hours"):
-                wanted = "three are wanted, for train, valid and test"
+                wanted = "three are expected, for train, valid and test"
                 raise ValueError(f"option {name!r} has {len(found)} values: {wanted}")
 
 

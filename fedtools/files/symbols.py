@@ -151,7 +151,7 @@ def check_tokens(tokens: Sequence[object], path: str | Path, lines: bool = True)
             problem = f"no text has the token {token!r} ({codes}): it is not in Unicode's form NFC"
             raise refuse(index, problem)
         if token in seen:
-            raise refuse(index, f"{token!r} comes twice")
+            raise refuse(index, f"{token!r} is duplicated")
         seen.add(token)
     for index, token in ((0, BLANK), (1, UNKNOWN), (len(tokens) - 1, SOS_EOS)):
         if tokens[index : index + 1] != [token]:

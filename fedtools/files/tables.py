@@ -46,9 +46,9 @@ def read_tsv(
             f"the header is {header!r}", path=path, line=1, remedy=f"expected {' '.join(columns)}"
         )
     if len(set(names)) != len(names):
-        raise UserError("a column's name comes twice", path=path, line=1)
-    if lacking := [name for name in numbers if name not in names]:
-        raise UserError(f"no column {lacking[0]!r}", path=path, line=1)
+        raise UserError("a column name is duplicated", path=path, line=1)
+    if missing := [name for name in numbers if name not in names]:
+        raise UserError(f"no column {missing[0]!r}", path=path, line=1)
     rows = []
     for number, line in enumerate(lines, 2):
         fields = line.split("\t")

@@ -185,7 +185,7 @@ def read_words(path: str | Path, remedy: str | None = None) -> list[str]:
         if "\r" in word:
             raise UserError("carriage return", path=path, line=line, remedy="run dos2unix")
         if word in seen or word.split() != [word]:
-            problem = "comes twice" if word in seen else "is not one word"
+            problem = "is duplicated" if word in seen else "is not one word"
             raise UserError(f"{word!r} {problem}", path=path, line=line, remedy=remedy)
         seen[word] = None
     if not seen:

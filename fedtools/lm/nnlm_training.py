@@ -176,7 +176,7 @@ def train_nnlm(
     options = network_options(training.lm_conf, "lm_conf")
     with lock(out, "train"):
         origin = {"seed": seed, **texts.origin()}
-        content = {**_told(training), "lm_conf": asdict(options), **origin}
+        content = {**_config_of(training), "lm_conf": asdict(options), **origin}
         if start is not None:
             content["start"] = _same_network(start, options, training)
         _freeze(out, content)
@@ -200,7 +200,7 @@ def train_nnlm(
             )
 
 
-def _told(training: NnlmTraining) -> dict[str, Any]:
+def _config_of(training: NnlmTraining) -> dict[str, Any]:
     """Return the options as config.yaml has them, those of sampling only if it is used."""
     content = asdict(training)
     if not training.sampled:

@@ -76,20 +76,20 @@ def write_phrases(path: str | Path, phrases: Mapping[str, Iterable[str]]) -> Non
 
 
 def rare_words(
-    said: Mapping[str, Sequence[str]], background: Mapping[str, int], most: int, times: int = 2
+    spoken: Mapping[str, Sequence[str]], background: Mapping[str, int], most: int, times: int = 2
 ) -> dict[str, list[str]]:
     """Return the words that a client has said several times and that are rare in the background.
 
     The unknown word is not among them: its bonus would be one for any word.
 
     Args:
-        said: client -> sentences.
+        spoken: client -> sentences.
         background: word -> its count in the background text.
         most: the highest count in the background of a listed word.
         times: the lowest count at the client of a listed word.
     """
     found = {}
-    for client, sentences in said.items():
+    for client, sentences in spoken.items():
         counts = Counter(word for sentence in sentences for word in words_of(sentence))
         found[client] = sorted(
             word

@@ -220,8 +220,8 @@ def _times(folder: Path, utterances: Sequence[str]) -> dict[str, float] | None:
     if path is None:
         return None
     times = read_times(path)
-    if lacking := [name for name in utterances if name not in times]:
-        raise UserError(f"no entry of utterance {lacking[0]!r}", path=path)
+    if missing := [name for name in utterances if name not in times]:
+        raise UserError(f"no entry of utterance {missing[0]!r}", path=path)
     return {name: begin for name, (begin, _) in times.items()}
 
 
@@ -232,8 +232,8 @@ def spoken(folder: str | Path, utterances: Sequence[str]) -> dict[str, str]:
         UserError: if it lacks one of the given utterances.
     """
     text = DataDir.read(folder, "text").text
-    if lacking := [name for name in utterances if name not in text]:
-        raise UserError(f"no entry of utterance {lacking[0]!r}", path=Path(folder) / "text")
+    if missing := [name for name in utterances if name not in text]:
+        raise UserError(f"no entry of utterance {missing[0]!r}", path=Path(folder) / "text")
     return text
 
 

@@ -81,7 +81,7 @@ class Vocabulary:
         found = cls(words)
         for index, word in enumerate(words):
             if found.ids[nfc(word)] != index:
-                problem = f"{word!r} comes twice, in two forms of Unicode"
+                problem = f"{word!r} is duplicated, in two forms of Unicode"
                 raise UserError(problem, path=path, line=index + 1, remedy=_REMEDY)
         return found
 

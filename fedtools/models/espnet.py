@@ -179,7 +179,7 @@ def _tokens_of(config: Mapping[str, Any], path: Path) -> tuple[list[str], str, b
         raise option_error(problem, path, "g2p", g2p)
     listed = config.get("token_list")
     if isinstance(listed, str):
-        source = _beside(listed, path)
+        source = _named_file(listed, path)
         tokens = check_tokens(read_lines(source, "put it next to config.yaml"), source)
     elif isinstance(listed, list):
         tokens = check_tokens(listed, path, lines=False)
@@ -190,13 +190,13 @@ def _tokens_of(config: Mapping[str, Any], path: Path) -> tuple[list[str], str, b
     bpe = config.get("bpemodel")
     if not isinstance(bpe, str):
         raise option_error(f"bpemodel is {bpe!r}, not a file", path, "bpemodel")
-    source = _beside(bpe, path)
+    source = _named_file(bpe, path)
     content = read_bytes(source, remedy="put it next to config.yaml")
     check_pieces(content, tokens, source, path)
     return tokens, token_type, content
 
 
-def _beside(name: str, path: Path) -> Path:
+def _named_file(name: str, path: Path) -> Path:
     """Return a file named in a configuration: at its path if it exists, else next to `path`."""
     return Path(name) if Path(name).exists() else path.parent / Path(name).name
 

@@ -128,7 +128,7 @@ class Record:
             raise UserError(problem, path=experiment, remedy="begin another one")
         self.nonce = Nonce.read(path)
         key = key_path(option)
-        self.beside = key.with_name(f"{key.name}.releases") / self.nonce.text
+        self.registry = key.with_name(f"{key.name}.releases") / self.nonce.text
 
     @staticmethod
     def begin(experiment: Path, option: str | Path | None = None) -> None:
@@ -136,11 +136,11 @@ class Record:
         nonce = Nonce.draw()
         nonce.write(experiment / NONCE)
         if not nonce.fixed:
-            beside = Record(experiment, option).beside
-            beside.parent.mkdir(exist_ok=True, mode=0o700)
-            beside.mkdir(mode=0o700)
-            write_text(beside / "folder", f"{experiment.resolve()}\n")
-            shutil.copyfile(experiment / "clients.txt", beside / "clients")
+            registry = Record(experiment, option).registry
+            registry.parent.mkdir(exist_ok=True, mode=0o700)
+            registry.mkdir(mode=0o700)
+            write_text(registry / "folder", f"{experiment.resolve()}\n")
+            shutil.copyfile(experiment / "clients.txt", registry / "clients")
 
     def others(self) -> dict[str, str]:
         """Return other experiments under the same key with releases of clients of the same names.
@@ -150,7 +150,7 @@ class Record:
         """
         clients = set(read_lines(self._experiment / "clients.txt"))
         found = {}
-        for folder in self.beside.parent.glob("*/folder"):
+        for folder in self.registry.parent.glob("*/folder"):
             released = any(folder.parent.glob("*.tsv"))
             if released and clients & set(read_lines(folder.with_name("clients"))):
                 found[folder.parent.name] = read_text(folder).strip()
@@ -160,7 +160,7 @@ class Record:
     @property
     def complete(self) -> bool:
         """Return whether the releases of other folders with this nonce are known."""
-        return self.nonce.fixed or self.beside.is_dir()
+        return self.nonce.fixed or self.registry.is_dir()
 
     def once(self, own: Private, sender: str, make: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return the written release of a round, or draw one with `make` and write it.
@@ -180,9 +180,9 @@ class Record:
         if not self.complete:
             problem = f"the record of the releases of {self._experiment} is missing"
             remedy = "put it back next to the key, or begin another experiment"
-            raise UserError(problem, path=self.beside, remedy=remedy)
+            raise UserError(problem, path=self.registry, remedy=remedy)
         # One lock per sender, which copies of the experiment share unless the nonce is fixed.
-        place = self._experiment if self.nonce.fixed else self.beside.parent
+        place = self._experiment if self.nonce.fixed else self.registry.parent
         with lock(place, f"{self.nonce.text}-{sender}", wait=True):
             written = _read_release(own)
             if written is None:
@@ -206,8 +206,8 @@ class Record:
 
     def _paths(self, sender: str) -> list[Path]:
         own = self._experiment if sender == SERVER_NAME else self._experiment / "clients" / sender
-        beside = [] if self.nonce.fixed else [self.beside / f"{sender}.tsv"]
-        return [own / RELEASES, *beside]
+        registry = [] if self.nonce.fixed else [self.registry / f"{sender}.tsv"]
+        return [own / RELEASES, *registry]
 
 
 def close(own: Private) -> None:

@@ -14,24 +14,24 @@ from fedtools.report.card import COLUMNS, Card, Cell, by_row
 from fedtools.report.card_picture import draw_card
 from fedtools.report.page import image, with_section
 
-# What an attacker has, by attack.
+# Data available to the attacker, by attack.
 HAS = {
     "weights": "the updates of a round",
-    "a1": "the updates, and speech of anybody",
-    "a2": "the updates, speech of anybody, and updates of people it knows",
-    "attributes": "the updates, speech of anybody, and other people's attributes",
+    "a1": "the updates, and speech of any speaker",
+    "a2": "the updates, speech of any speaker, and updates of known people",
+    "attributes": "the updates, speech of any speaker, and attributes of other people",
     "membership": "the updates, candidates with their transcripts, and how clients train",
     "inversion": "an update, and how clients train",
-    "features": "the features that clients sent",
+    "features": "the clients' features",
 }
 KNOWS = {
-    "ignorant": "of no defence: it enrols and learns from undefended models",
-    "lazy-informed": "the defence: it enrols defended models, and has learnt from undefended ones",
-    "semi-informed": "the defence: it enrols and learns from defended models of other people",
+    "ignorant": "no defence: it enrols undefended models, and is trained on them",
+    "lazy-informed": "the defence: it enrols defended models, and is trained on undefended ones",
+    "semi-informed": "the defence: it enrols defended models, and is trained on other people's",
 }
 COSTS = {
-    "own": "each client's own model, as it was sent, on its held-out speech",
-    "newcomers": "the next global model, on people with no client",
+    "own": "each client's update, on its held-out speech",
+    "newcomers": "the next global model, on people who are not clients",
     "everybody": "the next global model, on both",
 }
 
@@ -56,7 +56,7 @@ def put_on_page(page: Path, folder: Path, experiment: Path, text: str) -> None:
         page: the Markdown file; made if it is missing. Text outside the section stays.
         folder: has card.png.
         experiment: the attacked experiment, after which the section is named.
-        text: what `write_card` returned.
+        text: the text returned by `write_card`.
     """
     name = "-".join(part for part in experiment.parts if part not in ("exp", "/", ".", ".."))
     picture = page.with_name(f"{page.stem}-card-{name}.png")
@@ -75,7 +75,7 @@ def put_on_page(page: Path, folder: Path, experiment: Path, text: str) -> None:
 
 
 def markdown(card: Card) -> str:
-    """Format the card: tables of attacks and costs, and lists of what attackers have and know."""
+    """Format the card: tables of attacks and costs, and notes on attackers and measures."""
     head = ["Attack", "Attacker", "Measure", "No leak", *(_code(one) for one in card.defences)]
     rows = [
         [f"{key[0]}: {key[1]}", key[2], key[3], some[0].nothing, *_texts(some, card.defences)]
@@ -111,5 +111,5 @@ def _first(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def _code(defence: str) -> str:
-    """Format a defence as code if it has patterns with stars, of what is not sent."""
+    """Format a defence as code if its patterns have stars."""
     return defence if "*" not in defence else f"`{defence}`"

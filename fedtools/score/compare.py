@@ -51,7 +51,7 @@ def compare(
         resamples: draws of the bootstrap.
         seed: random seed of the bootstrap.
         rule: the text rule for both references and hypotheses.
-        out: a tab-separated file for the rows, if one is wanted.
+        out: a tab-separated file for the rows, if one is requested.
 
     Returns:
         The rows, with their numbers rounded and formatted.

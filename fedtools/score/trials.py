@@ -51,11 +51,11 @@ class Trials:
             if len(fields) != 3 or line.split() != fields or fields[2] not in _KINDS:
                 problem, remedy = ascii(line)[:100], "expected `<model> <model> target|nontarget`"
             elif rows and rows[-1][:2] >= (pair := (fields[0], fields[1])):
-                twice = rows[-1][:2] == pair
+                is_duplicate = rows[-1][:2] == pair
                 problem = f"the pair {' '.join(pair)!r} " + (
-                    "comes twice" if twice else "is not in order"
+                    "is duplicated" if is_duplicate else "is not in order"
                 )
-                remedy = None if twice else "sort with LC_ALL=C"
+                remedy = None if is_duplicate else "sort with LC_ALL=C"
             else:
                 problem = _problem(*fields, speakers)
             if problem:

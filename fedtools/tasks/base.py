@@ -55,7 +55,7 @@ class NewExperiment(Generic[By]):
     where: str | Path
 
 
-class Gone(UserError):
+class MissingData(UserError):
     """Data that a client needs in a round is missing.
 
     Attributes:
@@ -197,7 +197,7 @@ class Task(ABC, Generic[By]):
     def spec(self) -> Spec:
         """Return the names and shapes of the full initial state, by default a model's."""
         if self.models is None:
-            raise lacking(self, "models")
+            raise not_supported(self, "models")
         return spec_of(self.models.tensors(self.models.build()))
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
@@ -215,7 +215,7 @@ class Task(ABC, Generic[By]):
             clients: the unit's clients; empty for the server's own training.
 
         Raises:
-            Gone: if a client's data is missing in a phase that goes on without it.
+            MissingData: if a client's data is missing in a phase that goes on without it.
         """
 
     @abstractmethod
@@ -234,7 +234,7 @@ class Task(ABC, Generic[By]):
         """Return what each client sends in a phase that does not send shared tensors."""
         if isinstance(phase.sends, Payload):
             return phase.sends
-        raise lacking(self, str(phase.sends))
+        raise not_supported(self, str(phase.sends))
 
     def epochs(self, client: str, steps: int) -> float:
         """Return how many times a client goes through its data in the given number of steps."""
@@ -254,13 +254,13 @@ class Task(ABC, Generic[By]):
         return self._data_paths[asked]
 
     def need(self, part: Part[Found]) -> Found:
-        """Return an optional part; raise a `UserError` that names the part if it is lacking."""
+        """Return an optional part; raise a `UserError` that names the part if it is missing."""
         if (found := part.of(self)) is None:
-            raise lacking(self, part.name)
+            raise not_supported(self, part.name)
         return found
 
 
-def lacking(task: Task[Any], part: str) -> UserError:
+def not_supported(task: Task[Any], part: str) -> UserError:
     """Return the error for a part that a task lacks."""
     name = task.experiment.options.task
     return UserError(f"experiments of task {name} have no {part}", path=task.where)

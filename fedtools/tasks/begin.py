@@ -57,7 +57,7 @@ def split_base(
     return replace(new, start=None), new.start
 
 
-def tell_what_is_trained(model: nn.Module) -> None:
+def report_trained(model: nn.Module) -> None:
     """Print how many parameters of a model are trained, unless all are."""
     trained, everything = count(model)
     if trained < everything:

@@ -148,7 +148,7 @@ class Reader:
         most: as of `words.sentences`.
         dropped: counts of dropped segments by reason, added to.
         untimed: number of words without a time; they are kept.
-        twice: number of words with another word's id; the first word is kept.
+        duplicates: number of words with another word's id; the first word is kept.
         silent: the speakers (<MEETING>.<agent>) of meetings.xml who have no segments file.
     """
 
@@ -157,7 +157,7 @@ class Reader:
     most: int
     dropped: Dropped
     untimed: int = 0
-    twice: int = 0
+    duplicates: int = 0
     silent: list[str] = field(default_factory=list)
 
     def read(self, wanted: Collection[str]) -> Iterator[Utterance]:
@@ -189,7 +189,7 @@ class Reader:
         words = Words(words_path) if words_path.is_file() else None
         if words:
             self.untimed += words.untimed
-            self.twice += words.twice
+            self.duplicates += words.duplicates
         for segment in read_xml(path).children:
             if segment.tag != "segment":
                 continue

@@ -160,20 +160,20 @@ class Words:
     """One speaker's words, marks and sounds, and their order.
 
     Attributes:
-        twice: number of elements with another element's id; the first is kept.
+        duplicates: number of elements with another element's id; the first is kept.
         untimed: number of words whose time is missing, empty or invalid.
     """
 
     def __init__(self, path: Path):
         self.tokens: list[Token] = []
-        self.twice = self.untimed = 0
+        self.duplicates = self.untimed = 0
         self._places: dict[str, int] = {}
         for element in read_xml(path).children:
             if not element.id:
                 problem = f"{element.called} without an id"
                 raise UserError(problem, path=path, line=element.line, remedy="correct it")
             if element.id in self._places:
-                self.twice += 1
+                self.duplicates += 1
                 continue
             token = _token(element)
             self.untimed += token.kind == WORD and None in (token.start, token.end)

@@ -151,7 +151,7 @@ def prepare(options: argparse.Namespace) -> None:
     reader = Reader(annotations, headsets, options.most, dropped)
     utterances = list(reader.read(there))
     kept = f"words: {reader.untimed} without a time, kept"
-    print(f"{kept}; {reader.twice} with another word's id, left out", file=sys.stderr)
+    print(f"{kept}; {reader.duplicates} with another word's id, left out", file=sys.stderr)
     if reader.silent:
         silent = f"speakers without segments: {len(reader.silent)}"
         print(f"{silent}, the first {reader.silent[0]}", file=sys.stderr)
@@ -160,7 +160,7 @@ def prepare(options: argparse.Namespace) -> None:
     write_all(options.out, sets, options.client, headsets)
     for name, own in sets.items():
         report(name, own, options.client)
-    reasons = f" ({dropped.told()})" if dropped.total() else ""
+    reasons = f" ({dropped.summary()})" if dropped.total() else ""
     print(f"kept {len(utterances)}, dropped {dropped.total()}{reasons}")
 
 
@@ -171,7 +171,7 @@ def check(utterances: list[Utterance], dropped: Dropped, options: argparse.Names
         print(f"{reason}: {dropped[reason]}, the first in {place}", file=sys.stderr)
     if not utterances or faults > options.max_drop * (faults + len(utterances)):
         raise UserError(
-            f"{faults} of {faults + len(utterances)} cannot be used ({dropped.told()})",
+            f"{faults} of {faults + len(utterances)} cannot be used ({dropped.summary()})",
             path=options.corpus,
             remedy="repair the corpus or raise --max-drop",
         )

@@ -1,4 +1,4 @@
-"""Tables and the picture of FMP's settings and of privacy, from the results of sweeps."""
+"""Tables and the plot of FMP's settings and of privacy, from the results of sweeps."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def first_bonuses(exp: Path, seeds: Sequence[int]) -> str:
 
 
 def cut_by(exp: Path, seeds: Sequence[int]) -> str:
-    """Return how stage 9 cuts groups for differential privacy: by the clock if times exist."""
+    """Return how stage 9 cuts groups for differential privacy: by time if times exist."""
     timed = "span" in read_yaml(exp / "nnlm" / f"seed{seeds[0]}" / "bounds.yaml")
     return "by the clock" if timed else "evenly"
 
@@ -157,7 +157,7 @@ def wers(rows: Sequence[dict[str, str]]) -> list[float]:
 
 
 def figures(rows: Sequence[dict[str, str]]) -> list[str]:
-    """Return WER, and its change with an interval; all are means over seeds, also the bounds."""
+    """Return WER, and its change with an interval, all as means over seeds."""
     change, low, high = (
         statistics.fmean(float("nan") if row[name] == "-" else float(row[name]) for row in rows)
         for name in ("relative", "low", "high")
@@ -185,7 +185,7 @@ def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title
         axes.axhline(alone, color="0.6", linestyle="-.", label="FMP, nothing released (best beta)")
         axes.axhline(base, color="0.2", linestyle="--", label="no adaptation")
         axes.set_xscale("log")
-        # Keep changes of less than a hundredth of the WER from filling the picture.
+        # Keep changes of less than a hundredth of the WER from filling the plot.
         low, high = axes.get_ylim()
         if high - low < 0.02 * base:
             axes.set_ylim(0.98 * base, 1.02 * base)

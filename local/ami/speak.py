@@ -39,7 +39,7 @@ from words import WORDS_PER_SECOND
 
 
 @dataclass(frozen=True)
-class Saying:
+class SpokenText:
     """The speaker and words of one audio file."""
 
     speaker: Speaker
@@ -87,13 +87,13 @@ def chosen(
     }
 
 
-def speak(synthesiser: Synthesiser, saying: Saying, path: Path) -> None:
+def speak(synthesiser: Synthesiser, spoken: SpokenText, path: Path) -> None:
     """Synthesise one utterance and write it as WAV."""
     import soundfile
 
     # Spelled letters are written "T. V."; espeak-ng would end a sentence there.
-    text = saying.words.replace(".", "").lower()
-    wave = synthesiser.speak(text, saying.speaker, saying.key)
+    text = spoken.words.replace(".", "").lower()
+    wave = synthesiser.speak(text, spoken.speaker, spoken.key)
     with atomic_path(path) as temporary:
         soundfile.write(str(temporary), wave, RATE, format="WAV", subtype="PCM_16")
 
@@ -127,7 +127,7 @@ def make(options: argparse.Namespace) -> None:
     for name, data in sets.items():
         for one in utterances[name]:
             person = persons[name][one]
-            clips[f"{name}/{one}.wav"] = Saying(voices[person], data.text[one], one)
+            clips[f"{name}/{one}.wav"] = SpokenText(voices[person], data.text[one], one)
             digest.update(f"{name} {one} {voices[person].client_id} {data.text[one]}\n".encode())
     audio = options.out / "speech"
     recipe = recipe_of([f"seed {options.seed}", digest.hexdigest()], __file__)

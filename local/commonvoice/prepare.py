@@ -292,8 +292,8 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         help="fail if more than this fraction of the requested rows is faulty (default: 0.5)",
     )
     options = parser.parse_args(arguments)
-    if twice := sorted(options.accents.keys() & options.server.keys()):
-        parser.error(f"{twice[0]!r} is in --accents and in --server")
+    if overlap := sorted(options.accents.keys() & options.server.keys()):
+        parser.error(f"{overlap[0]!r} is in --accents and in --server")
     return options
 
 

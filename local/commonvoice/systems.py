@@ -181,8 +181,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     def words(text: str) -> list[str]:
         return text.split()
 
-    parser.add_argument("--exp", required=True, help="the folder of the experiments")
-    parser.add_argument("--config", required=True, help="a YAML")
+    parser.add_argument("--exp", required=True, help="the directory of the experiments")
+    parser.add_argument("--config", required=True, help="the YAML configuration")
     parser.add_argument("--seeds", type=words, required=True)
     parser.add_argument("--methods", type=words, required=True)
     parser.add_argument("--clients", choices=("accent", "speaker"), default="accent")

@@ -47,7 +47,7 @@ Speakers = dict[str, list[Utterance]]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PartitionOptions:
     """The parameters of a partition, which determine it.
 
     Args:
@@ -105,37 +105,40 @@ def genders_of(speakers: Speakers) -> dict[str, str]:
 
 
 def partition(
-    train: Sequence[Utterance], held_out: Sequence[Utterance], wanted: Wanted, dropped: Dropped
+    train: Sequence[Utterance],
+    held_out: Sequence[Utterance],
+    options: PartitionOptions,
+    dropped: Dropped,
 ) -> Partitions:
     """Choose the utterances of all data directories.
 
     Args:
         train: utterances of the corpus' training set.
         held_out: utterances of its dev and test sets.
-        wanted: the parameters of the partition.
+        options: the parameters of the partition.
         dropped: counts of dropped utterances by reason, added to.
 
     Raises:
         UserError: if there are too few speakers.
     """
-    indicator = by_speaker(held_out, wanted.unit)
-    speakers = by_speaker(train, wanted.unit)
+    indicator = by_speaker(held_out, options.unit)
+    speakers = by_speaker(train, options.unit)
     # By person even if the unit is a talk: a person has the same voice in another talk.
     people = {utterance.person for utterance in held_out}
     for name in [name for name, own in speakers.items() if own[0].person in people]:
         dropped["person is in the Indicator"] += len(speakers.pop(name))
-    if wanted.unit == "person":
+    if options.unit == "person":
         for name, utterances in speakers.items():
             speakers[name] = without_twins(utterances, dropped)
     result = Partitions(genders_of({**speakers, **indicator}))
-    chosen = [draw(utterances, wanted, "indicator") for utterances in indicator.values()]
-    result.sets["indicator"] = [u for one in chosen for u in one[: wanted.indicator]]
+    chosen = [draw(utterances, options, "indicator") for utterances in indicator.values()]
+    result.sets["indicator"] = [u for one in chosen for u in one[: options.indicator]]
     left = len(held_out) - len(result.sets["indicator"])
     dropped["beyond the utterances of the Indicator"] += left
-    order = sorted(speakers, key=lambda name: seed64(wanted.seed, "speaker", name))
-    models = {name: adaptation_sets(speakers[name], wanted) for name in order}
-    train_g, *parts = share_out(order, speakers, models, wanted)
-    hold_out(result, [u for name in train_g for u in speakers[name]], wanted, dropped)
+    order = sorted(speakers, key=lambda name: seed64(options.seed, "speaker", name))
+    models = {name: adaptation_sets(speakers[name], options) for name in order}
+    train_g, *parts = share_out(order, speakers, models, options)
+    hold_out(result, [u for name in train_g for u in speakers[name]], options, dropped)
     for part, names in zip(("part1", "part2"), parts, strict=True):
         result.models[part] = {
             f"{name}-m{number}": utterances
@@ -143,7 +146,7 @@ def partition(
             for number, utterances in enumerate(models[name], 1)
         }
         result.sets[part] = [u for one in result.models[part].values() for u in one]
-        held = [u for name in names for u in spare(speakers[name], models[name], wanted)]
+        held = [u for name in names for u in spare(speakers[name], models[name], options)]
         if held:
             result.sets[f"{part}_held"] = held
         left = sum(len(speakers[name]) for name in names) - len(result.sets[part]) - len(held)
@@ -155,16 +158,18 @@ def partition(
     return result
 
 
-def draw(utterances: Sequence[Utterance], wanted: Wanted, purpose: str) -> list[Utterance]:
+def draw(
+    utterances: Sequence[Utterance], options: PartitionOptions, purpose: str
+) -> list[Utterance]:
     """Return the utterances in a random order that depends on them and the seed alone."""
-    return sorted(utterances, key=lambda u: seed64(wanted.seed, purpose, u.audio, u.start, u.end))
+    return sorted(utterances, key=lambda u: seed64(options.seed, purpose, u.audio, u.start, u.end))
 
 
 # --- speakers -------------------------------------------------------------------------------------
 
 
 def share_out(
-    order: list[str], speakers: Speakers, models: dict[str, list], wanted: Wanted
+    order: list[str], speakers: Speakers, models: dict[str, list], options: PartitionOptions
 ) -> tuple[list[str], list[str], list[str]]:
     """Return the speakers of Train-G, Part-1 and Part-2; those of a part have a model.
 
@@ -177,9 +182,9 @@ def share_out(
     short = [name for name in order if not models[name]]
     order = [*short, *(name for name in order if models[name])]
     seconds = {name: seconds_of(speakers[name]) for name in order}
-    goal = 3600 * wanted.hours_g
-    by_paper = wanted.unit == "talk" and len(order) >= sum(PAPER)
-    counts = wanted.speakers or (PAPER if by_paper else None)
+    goal = 3600 * options.hours_g
+    by_paper = options.unit == "talk" and len(order) >= sum(PAPER)
+    counts = options.speakers or (PAPER if by_paper else None)
     if counts:
         train_g = nearest(order, seconds, counts[0], goal, len(short))
     else:
@@ -192,14 +197,14 @@ def share_out(
     taken = set(train_g)
     rest = [name for name in order if name not in taken and models[name]]
     first, second = counts[1:] if counts else (0, 0)
-    if not wanted.speakers and (not counts or first + second > len(rest)):
+    if not options.speakers and (not counts or first + second > len(rest)):
         first = round(len(rest) * PAPER[1] / (PAPER[1] + PAPER[2]))
         second = len(rest) - first
     if not train_g or not first or not second or first + second > len(rest):
         hours = sum(seconds.values()) / 3600
         raise UserError(
             f"too few speakers: of {len(order)} ({hours:.1f} h), {len(train_g)} are in Train-G, and"
-            f" {len(rest)} of the others have the {FEWEST * wanted.seconds:g} s for a model",
+            f" {len(rest)} of the others have the {FEWEST * options.seconds:g} s for a model",
             remedy="give other --hours-g, --speakers or --seconds-per-model",
         )
     return train_g, rest[:first], rest[first : first + second]
@@ -223,18 +228,18 @@ def nearest(
 
 
 def hold_out(
-    result: Partitions, utterances: list[Utterance], wanted: Wanted, dropped: Dropped
+    result: Partitions, utterances: list[Utterance], options: PartitionOptions, dropped: Dropped
 ) -> None:
     """Split Train-G's utterances into train_g and valid; every speaker of valid is in train_g.
 
     Utterances that overlap in time with one of valid are in neither.
     """
-    remaining = {name: set(own) for name, own in by_speaker(utterances, wanted.unit).items()}
+    remaining = {name: set(own) for name, own in by_speaker(utterances, options.unit).items()}
     valid: list[Utterance] = []
-    for utterance in draw(utterances, wanted, "valid"):
-        if len(valid) >= max(1, wanted.valid * len(utterances)):
+    for utterance in draw(utterances, options, "valid"):
+        if len(valid) >= max(1, options.valid * len(utterances)):
             break
-        own = remaining[UNITS[wanted.unit](utterance)]
+        own = remaining[UNITS[options.unit](utterance)]
         lost = {utterance} | overlapping(own, {utterance})
         if utterance in own and len(lost) < len(own):
             own -= lost
@@ -276,43 +281,45 @@ def without_twins(utterances: list[Utterance], dropped: Dropped) -> list[Utteran
     return kept
 
 
-def adaptation_sets(utterances: list[Utterance], wanted: Wanted) -> list[list[Utterance]]:
+def adaptation_sets(
+    utterances: list[Utterance], options: PartitionOptions
+) -> list[list[Utterance]]:
     """Return the adaptation sets of a speaker, whose utterances are in order of audio and time."""
     audios: dict[str, list[Utterance]] = {}
     for utterance in utterances:
         audios.setdefault(utterance.audio, []).append(utterance)
-    if wanted.models_of == "talk":
-        return [one for own in audios.values() for one in cut(own, wanted)]
+    if options.models_of == "talk":
+        return [one for own in audios.values() for one in cut(own, options)]
     groups: list[list[Utterance]] = [[], []]
     # Longest first, each to the shorter group; the seed decides which group is the first set's.
     for audio in sorted(audios.values(), key=lambda own: (-seconds_of(own), own)):
         min(groups, key=seconds_of).extend(audio)
-    groups.sort(key=lambda own: seed64(wanted.seed, "group", own[0].audio) if own else -1)
-    sets = [fill(own, wanted.seconds) for own in groups]
-    if min(map(seconds_of, sets)) >= FEWEST * wanted.seconds:
+    groups.sort(key=lambda own: seed64(options.seed, "group", own[0].audio) if own else -1)
+    sets = [fill(own, options.seconds) for own in groups]
+    if min(map(seconds_of, sets)) >= FEWEST * options.seconds:
         return sets
-    return cut(utterances, wanted)
+    return cut(utterances, options)
 
 
-def cut(utterances: list[Utterance], wanted: Wanted) -> list[list[Utterance]]:
+def cut(utterances: list[Utterance], options: PartitionOptions) -> list[list[Utterance]]:
     """Cut utterances into at most two adaptation sets, the second after the first."""
-    first = fill(utterances, wanted.seconds)
+    first = fill(utterances, options.seconds)
     used = set(first) | overlapping(utterances, set(first))
     rest = [u for u in utterances if u not in used]
-    sets = [first, fill(rest, wanted.seconds)]
-    return [own for own in sets if seconds_of(own) >= FEWEST * wanted.seconds]
+    sets = [first, fill(rest, options.seconds)]
+    return [own for own in sets if seconds_of(own) >= FEWEST * options.seconds]
 
 
 def spare(
-    utterances: list[Utterance], sets: list[list[Utterance]], wanted: Wanted
+    utterances: list[Utterance], sets: list[list[Utterance]], options: PartitionOptions
 ) -> list[Utterance]:
     """Draw utterances of a speaker that no adaptation set contains or overlaps with."""
     used = {u for own in sets for u in own}
     taken: list[Utterance] = []
     used |= overlapping(utterances, used)
     rest = [u for u in utterances if u not in used]
-    for utterance in draw(rest, wanted, "held"):
-        if seconds_of(taken) >= wanted.held:
+    for utterance in draw(rest, options, "held"):
+        if seconds_of(taken) >= options.held:
             break
         taken.append(utterance)
     return taken

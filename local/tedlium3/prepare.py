@@ -36,7 +36,7 @@ from pathlib import Path
 
 import corpus
 from corpus import Utterance
-from partition import UNITS, Partitions, Wanted, by_speaker, partition, seconds_of
+from partition import UNITS, PartitionOptions, Partitions, by_speaker, partition, seconds_of
 from table1 import report_of
 
 from fedtools.files.atomic import write_text
@@ -146,7 +146,7 @@ def prepare(options: argparse.Namespace) -> None:
     dropped = Dropped()
     train, *others = (corpus.read_set(folder / name, dropped) for name in corpus.SETS)
     held_out = [utterance for own in others for utterance in own]
-    wanted = Wanted(
+    parameters = PartitionOptions(
         options.unit,
         options.seed,
         options.hours_g,
@@ -162,15 +162,15 @@ def prepare(options: argparse.Namespace) -> None:
         print(f"{reason}: {dropped[reason]}, the first in {place}", file=sys.stderr)
     if not train or not held_out or faults > options.max_drop * (faults + usable):
         raise UserError(
-            f"{faults} of {faults + usable} lines cannot be used ({dropped.told()})",
+            f"{faults} of {faults + usable} lines cannot be used ({dropped.summary()})",
             path=folder,
             remedy="repair the corpus or raise --max-drop",
         )
-    result = partition(train, held_out, wanted, dropped)
-    report = report_of(result, wanted, options.partition)
+    result = partition(train, held_out, parameters, dropped)
+    report = report_of(result, parameters, options.partition)
     write_all(options.out, result, options.unit, report)
     print(report, end="")
-    reasons = f" ({dropped.told()})" if dropped.total() else ""
+    reasons = f" ({dropped.summary()})" if dropped.total() else ""
     print(f"kept {sum(map(len, result.sets.values()))}, dropped {dropped.total()}{reasons}")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from partition import UNITS, Partitions, Wanted, seconds_of
+from partition import UNITS, PartitionOptions, Partitions, seconds_of
 
 from fedtools.files.tables import format_table
 
@@ -22,15 +22,15 @@ TABLE_1 = {
 }
 
 
-def report_of(result: Partitions, wanted: Wanted, split: str) -> str:
+def report_of(result: Partitions, options: PartitionOptions, split: str) -> str:
     """Return hours and counts next to Table 1, and the properties of the sets that affect results.
 
     Args:
         result: the partition.
-        wanted: the parameters of the partition.
+        options: the parameters of the partition.
         split: the corpus' own partition into train, dev and test.
     """
-    unit = wanted.unit
+    unit = options.unit
     sets = {
         "Train-G": [*result.sets["train_g"], *result.sets["valid"]],
         "Part-1": result.sets["part1"],
@@ -53,15 +53,15 @@ def report_of(result: Partitions, wanted: Wanted, split: str) -> str:
         for name, theirs in TABLE_1.items()
     ]
     rows.append(["persons", *(cell for one in persons for cell in (len(one), "--"))])
-    lines = [f"A speaker is a {unit}; seed {wanted.seed}; {split} partition.", ""]
+    lines = [f"A speaker is a {unit}; seed {options.seed}; {split} partition.", ""]
     lines += [format_table(header, rows, "l" + "r" * (len(header) - 1)).rstrip(), ""]
-    lines += told_of_models(result, wanted.seconds)
+    lines += model_lines(result, options.seconds)
     both = {name for one in persons for name in one if sum(name in two for two in persons) > 1}
     lines.append(f"{len(both)} persons are in more than one set.")
     return "\n".join(lines) + "\n"
 
 
-def told_of_models(result: Partitions, wanted: float) -> list[str]:
+def model_lines(result: Partitions, requested: float) -> list[str]:
     """Return a line for each part: its models' seconds, and talks shared by target pairs."""
     lines = []
     for part, models in result.models.items():
@@ -74,7 +74,7 @@ def told_of_models(result: Partitions, wanted: float) -> list[str]:
         shared = sum(bool(a & b) for a, b in pairs)
         mean = sum(lengths) / len(lengths)
         lines.append(
-            f"{part}: {mean:.1f} s a model (asked for {wanted:g}), {lengths[0]:.1f} to "
+            f"{part}: {mean:.1f} s a model (asked for {requested:g}), {lengths[0]:.1f} to "
             f"{lengths[-1]:.1f}; of {len(pairs)} target pairs, {shared} share a talk."
         )
     return lines

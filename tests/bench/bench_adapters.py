@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Adapters of a pretrained encoder that tells keywords apart, on clips of one second.
+"""Adapters of a pretrained encoder for keyword spotting, on clips of one second.
 
     bench_adapters.py [--folder WHISPER] [--clients 8] [--clips 8] [--turns 5] [--device cpu]
 
-"lora": one step with adapters on all layers over one of full fine-tuning; their peak memory beside
-the base, each in a process of its own. "kept bottom": a step of the head alone on what the frozen
-encoder made, read from a file as a federation reads it, over one that computes it; the same with
-adapters of the upper half of the layers. "stack": a step of many clients' adapters as one batch
-over the same steps one by one. All with AdamW, in one process of one thread on a CPU. Without a
-folder the model is a random one of tiny's size.
+"lora": one step with adapters on all layers over one of full fine-tuning; peak memory in addition
+to the base, each in a process of its own. "kept bottom": a step of the head alone on what the
+frozen encoder made, read from a file as a federation reads it, over one that computes it; the same
+with adapters of the upper half of the layers. "stack": a step of many clients' adapters as one
+batch over the same steps one by one. All with AdamW, in one process of one thread on a CPU. Without
+a folder the model is a random one of tiny's size.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LORA, HEAD, FULL = {"kind": "lora", "rank": 8}, {"kind": "head"}, {"kind": "full
 
 
 def tiny(folder: Path) -> Path:
-    """A random model of the size of Whisper tiny.en."""
+    """Return a random model of the size of Whisper tiny.en."""
     sizes = {"d_model": 384, "encoder_layers": 4, "decoder_layers": 4}
     heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
     inner = {"encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536}
@@ -60,7 +60,7 @@ def build(
 def stepper(
     network: PretrainedNetwork, given: Callable[[], torch.Tensor], device: str
 ) -> Callable[[], None]:
-    """One step of the optimiser on what `given` gives, (K, B, ...)."""
+    """Return a function that takes one step of the optimiser on a batch `given`, (K, B, ...)."""
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
@@ -75,7 +75,7 @@ def stepper(
 
 
 def seconds(work: Callable[[], None], device: str, least: float = 0.5) -> float:
-    """Of one call; many are timed together where one is short."""
+    """Return the seconds of one call, averaged over several calls where one is short."""
     count, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < least or not count:
         work()
@@ -88,7 +88,7 @@ def seconds(work: Callable[[], None], device: str, least: float = 0.5) -> float:
 def ratios(
     first: Callable[[], None], second: Callable[[], None], turns: int, device: str
 ) -> list[float]:
-    """How many times as long the first takes as the second, in turns."""
+    """Return the ratios of the first's time to the second's, measured in turns."""
     first(), second()
     return [seconds(first, device) / seconds(second, device) for _ in range(turns)]
 
@@ -98,7 +98,7 @@ def spread(values: list[float]) -> str:
 
 
 def peak(folder: Path, kind: str, options: argparse.Namespace) -> float:
-    """Megabytes that two steps add to the process in which the model lies, measured in its own."""
+    """Return the megabytes that two steps add to the model's memory, in a process of its own."""
     command = [sys.executable, __file__, "--folder", folder, "--peak-of", kind]
     command += ["--clips", options.clips, "--device", options.device]
     done = subprocess.run([str(word) for word in command], check=True, capture_output=True)
@@ -115,7 +115,7 @@ def print_peak(options: argparse.Namespace) -> None:
         step(), step()
         print((torch.cuda.max_memory_allocated() - before) / MEGABYTE)
         return
-    # Loading takes more for a moment than what is left of it: the peak begins anew here.
+    # Loading briefly takes more memory than it leaves in use, so the peak is reset here.
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
     step(), step()
@@ -123,7 +123,7 @@ def print_peak(options: argparse.Namespace) -> None:
 
 
 def resident(what: str) -> float:
-    """Megabytes of this process, now or at most; Linux alone tells it."""
+    """Return the megabytes of this process, now or at most; available on Linux only."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
 
@@ -135,7 +135,7 @@ def lora(folder: Path, options: argparse.Namespace) -> None:
     found = ratios(*steps, options.turns, device)
     print(f"full fine-tuning takes {spread(found)} times as long as LoRA")
     full, own = peak(folder, "full", options), peak(folder, "lora", options)
-    print(f"memory of its steps beside the model: {full:.0f} MB and {own:.0f} MB")
+    print(f"memory of its steps in addition to the model: {full:.0f} MB and {own:.0f} MB")
 
 
 def kept(folder: Path, options: argparse.Namespace) -> None:
@@ -150,11 +150,11 @@ def kept(folder: Path, options: argparse.Namespace) -> None:
         read = reader(above.lower(front(waves.float())), Path(options.place) / name, device)
         without = stepper(plain, lambda: front(waves.float())[None], device)
         found = ratios(without, stepper(above, read, device), options.turns, device)
-        print(f"{name} on a bottom that is kept: {spread(found)} times as fast")
+        print(f"{name} on a stored bottom: {spread(found)} times as fast")
 
 
 def reader(values: torch.Tensor, folder: Path, device: str) -> Callable[[], torch.Tensor]:
-    """Keeps what a bottom made of clips; gives it back, (1, B, positions, D), in another order."""
+    """Store a bottom's outputs and return a function that reads them in another order."""
     clips, positions, size = values.shape
     place = Place(folder, "bench", "0", (clips * positions, size), "float32")
     place.make(lambda: [(0, values.flatten(0, 1).cpu().numpy())])
@@ -184,15 +184,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", help="of a Whisper; without one, random numbers")
+    parser.add_argument("--folder", help="folder of a Whisper; random weights without one")
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--clips", type=int, default=8, help="of a client's step")
+    parser.add_argument("--clips", type=int, default=8, help="clips in a client's step")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peak-of", choices=("lora", "full"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    # As the task does.
+    # The task does the same.
     keep_freed_memory()
     if options.peak_of:
         print_peak(options)

@@ -36,7 +36,7 @@ NAMES = {
 
 
 def make_spec(parameters: int) -> Spec:
-    """A model like a transformer: square matrices of 512, each with its bias, and a rest."""
+    """Return a spec like a transformer's: square matrices of 512 with biases, and a remainder."""
     spec = {}
     for layer in range(parameters // (512 * 512 + 512)):
         spec[f"layer{layer:03}.weight"] = ((512, 512), "float32")
@@ -46,7 +46,7 @@ def make_spec(parameters: int) -> Spec:
 
 
 def write_files(folder: Path, clients: list[str], jobs: int, spec: Spec) -> None:
-    """Every client sends the same random model, shifted by its number."""
+    """Write one update per client: the same random model, shifted by the client's number."""
     random = np.random.default_rng(1)
     model = {name: random.standard_normal(shape, "float32") for name, (shape, _) in spec.items()}
     for job in range(1, jobs + 1):
@@ -61,7 +61,7 @@ def write_files(folder: Path, clients: list[str], jobs: int, spec: Spec) -> None
 
 
 def read_only(messages: list[Message], spec: Spec) -> None:
-    """The reads that `combine` makes, and nothing else."""
+    """Make the reads of `combine` without aggregating."""
     threads = min(4, len(os.sched_getaffinity(0)))
 
     def work(first: int) -> None:
@@ -77,13 +77,13 @@ def read_only(messages: list[Message], spec: Spec) -> None:
 
 
 def peak() -> int:
-    """The largest resident memory of this process so far, in bytes."""
+    """Return the largest resident memory of this process so far, in bytes."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def child(what: str, folder: Path, clients: list[str], jobs: int, spec: Spec) -> None:
-    """Do one of the four things; print seconds, processor seconds, peak memory over imports."""
+    """Run one of four measurements; print seconds, processor seconds and peak memory."""
     before = peak()
     cut = [clients[job::jobs] for job in range(jobs)]
     messages, refusals = read_messages(folder, cut, clients, Payload(spec), BASE)
@@ -93,7 +93,7 @@ def child(what: str, folder: Path, clients: list[str], jobs: int, spec: Spec) ->
         read_only(messages, spec)
     else:
         weights = [m.utterances if what == "weighted" else 1 for m in messages]
-        # Wide enough for models that are shifted by their number.
+        # Wide enough for models that are shifted by the client's number.
         bound = aggregate.Bound(folder / "base", 1e9) if what == "bounded" else None
         out = folder / "mean.safetensors"
         assert not aggregate.combine(messages, weights, out, spec, bound=bound)

@@ -32,7 +32,7 @@ RATE = 48_000
 
 
 def write_clips(folder: Path, count: int) -> dict[str, tuple[list[Path], list[Path]]]:
-    """Format -> the clips that we read, and those that libsndfile reads; 3 to 6 s each."""
+    """Write 3 to 6 s clips; return format -> the clips that we and that libsndfile read."""
     random = np.random.default_rng(0)
     clips: dict[str, tuple[list[Path], list[Path]]] = {}
     for name, kind in FORMATS.items():
@@ -54,7 +54,7 @@ def write_clips(folder: Path, count: int) -> dict[str, tuple[list[Path], list[Pa
 
 
 def seconds(read: Callable[[str], object], paths: list[Path]) -> float:
-    """Processor time of reading files."""
+    """Return the processor time of reading files."""
     begun = time.process_time()
     for path in paths:
         read(str(path))

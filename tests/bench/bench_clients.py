@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Many clients: seconds and memory to open their packed clips, and to know what each has.
+"""Many clients: seconds and memory to open their packed clips and to index them.
 
     python tests/bench/bench_clients.py [--clients 100000] [--turns 5] [--sampled-from 1000000]
 
@@ -66,7 +66,7 @@ print(json.dumps({
 
 
 def make_clips(folder: Path, sizes: Sequence[int]) -> Path:
-    """Packed clips with labels, and a hole in the file in place of waveforms."""
+    """Write packed clips with labels, and a hole in the file in place of waveforms."""
     folder.mkdir()
     labels = np.random.default_rng(1).integers(CLASSES, size=sum(sizes))
     np.lib.format.open_memmap(folder / "clips.npy", "w+", "<i2", (len(labels), 16000))
@@ -84,14 +84,14 @@ def make_clips(folder: Path, sizes: Sequence[int]) -> Path:
         owners = (name for name, size in zip(names, sizes, strict=True) for _ in range(size))
         for number, (name, label) in enumerate(zip(owners, labels.tolist(), strict=True)):
             table.write(f"{name}-{number:08d}\t{name}\t{words[label]}\t16000\n")
-    # Nothing takes these clips for others: the sum of a hole of gigabytes is not needed.
+    # Nothing mistakes these clips for others, so the checksum of a hole of gigabytes is not needed.
     lines = [sum_line(folder / name, name) for name in (*INDEX, "clips.tsv")]
     write_text(folder / "sha256sums", "".join(f"{line}\n" for line in lines))
     return folder
 
 
 def opening(folder: Path, turns: int) -> dict[str, list[float]]:
-    """Open the clips once a turn; what was measured -> a figure for each turn."""
+    """Open the clips once a turn; return quantity -> one figure for each turn."""
     found: dict[str, list[float]] = {}
     for _ in range(turns):
         command = [sys.executable, "-c", OPENING, str(folder)]
@@ -119,7 +119,7 @@ training: {optim_conf: {lr: 0.1}}
 
 
 def seconds_of(*arguments: object) -> float:
-    """The seconds of a `fedtools` command."""
+    """Return the seconds of a `fedtools` command."""
     begun = time.perf_counter()
     command = [sys.executable, "-m", "fedtools", *map(str, arguments)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -127,7 +127,7 @@ def seconds_of(*arguments: object) -> float:
 
 
 def begin(folder: Path, clips: Path) -> float:
-    """Make an experiment of these clips; the seconds that it took."""
+    """Make an experiment of these clips and return the seconds that it took."""
     config = folder.with_suffix(".yaml")
     config.write_text(CONFIG)
     options = ("--config", config, "--method", "fedavg", "--data", f"train={clips}")
@@ -135,7 +135,7 @@ def begin(folder: Path, clips: Path) -> float:
 
 
 def experiment(folder: Path, clips: Path, turns: int) -> dict[str, list[float]]:
-    """Begin and open an experiment; what was measured -> seconds of each turn."""
+    """Begin and open an experiment; return quantity -> seconds of each turn."""
     found = {"fedtools init, s": [begin(folder, clips)], "an experiment is open, s": []}
     for _ in range(turns):
         command = [sys.executable, "-c", OPENED, str(folder)]
@@ -145,12 +145,12 @@ def experiment(folder: Path, clips: Path, turns: int) -> dict[str, list[float]]:
 
 
 def sampling(folder: Path, clients: int, turns: int) -> dict[str, list[float]]:
-    """Draw 1,000 of so many clients; the seconds beyond those of drawing 1,000 of 1,000."""
+    """Return the extra seconds of drawing 1,000 of `clients` clients over 1,000 of 1,000."""
     for name, count in (("few", 1000), ("many", clients)):
         begin(folder / name, make_clips(folder / f"{name}-clips", [1] * count))
     beyond = []
     for _ in range(turns):
-        # Of a round that is sampled already the same is drawn again.
+        # A round that is already sampled is drawn again identically.
         beyond.append(seconds_of("sample", folder / "many") - seconds_of("sample", folder / "few"))
     return {f"fedtools sample of {clients}, s beyond start-up": beyond}
 

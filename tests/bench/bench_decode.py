@@ -31,7 +31,7 @@ LM_WEIGHT = 0.5
 
 
 def sentences(number: int, seed: int) -> list[str]:
-    """Sentences of a random grammar: 2000 words, each with five likely successors."""
+    """Return sentences of a random grammar of 2000 words, each with five likely successors."""
     language, rng = np.random.default_rng(0), np.random.default_rng(seed)
     syllables = [
         "".join(pair)
@@ -55,7 +55,7 @@ def sentences(number: int, seed: int) -> list[str]:
 
 
 def posteriors(ids: list[int], rng: np.random.Generator) -> np.ndarray:
-    """(frames, tokens) log-posteriors as CTC models give them: one or two frames a token, which
+    """Make CTC-like log-posteriors, (frames, tokens): one or two frames a token, which
     is now and then confused with another one, and sure blanks between."""
     lengths = rng.integers(1, 3, len(ids))
     blanks = rng.multinomial(max(0, FRAMES - lengths.sum() - len(ids)), [1 / len(ids)] * len(ids))
@@ -73,7 +73,7 @@ def posteriors(ids: list[int], rng: np.random.Generator) -> np.ndarray:
 
 
 def time_ours(tokenizer: Tokenizer, folder: Path, utterances: list[np.ndarray], beam: int):
-    """Seconds for each utterance, and the best words."""
+    """Return the seconds for each utterance, and the best words."""
     options = BeamOptions(beam_size=beam, lm_weight=LM_WEIGHT, nbest=min(20, beam))
     decoder = CtcBeamDecoder.load(tokenizer, folder, options)
     start = time.process_time()
@@ -84,7 +84,7 @@ def time_ours(tokenizer: Tokenizer, folder: Path, utterances: list[np.ndarray], 
 def time_espnet(
     tokenizer: Tokenizer, ngram: NgramFolder, utterances: list[np.ndarray], batch: bool
 ):
-    """The same with ESPnet's CTC prefix scorer and n-gram scorer."""
+    """Do the same with ESPnet's CTC prefix scorer and n-gram scorer."""
     import torch
     from espnet.nets.batch_beam_search import BatchBeamSearch
     from espnet.nets.beam_search import BeamSearch
@@ -92,13 +92,13 @@ def time_espnet(
     from espnet.nets.scorers.ngram import NgramFullScorer
 
     class Posteriors(torch.nn.Module):
-        """A CTC layer over an encoder whose output is log-posteriors already."""
+        """A CTC layer over an encoder whose output is already log-posteriors."""
 
         def log_softmax(self, encoded):
             return encoded
 
     end = len(tokenizer) - 1
-    # ESPnet knows the end of a sentence as <eos>.
+    # ESPnet represents the end of a sentence by <eos>.
     token_list = [*tokenizer.tokens[:-1], "<eos>"]
     search = (BatchBeamSearch if batch else BeamSearch)(
         beam_size=20,
@@ -111,7 +111,7 @@ def time_espnet(
         eos=end,
         vocab_size=len(tokenizer),
         token_list=token_list,
-        pre_beam_score_key=None,  # what ESPnet sets for pure CTC
+        pre_beam_score_key=None,  # ESPnet's own setting for pure CTC
     )
     start, best = time.process_time(), []
     with torch.inference_mode():

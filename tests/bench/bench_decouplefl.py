@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What DecoupleFL's stages cost a client and the server, beside FedAvg; and what a teacher costs.
+"""Cost of DecoupleFL's stages for client and server, relative to FedAvg; cost of a teacher.
 
     python tests/bench/bench_decouplefl.py [--config conf/commonvoice/mini.yaml] [--device cuda]
 
 One epoch of one client's random features, as rounds do it, checkpoints and all. Zhu et al. count
-1.0 for a client's epoch of stage 1 beside one of FedAvg, and 0.5 for one of stage 2 at the server.
+1.0 for a client's epoch of stage 1 relative to FedAvg's, and 0.5 for one of stage 2 at the server.
 What is compared takes turns, so that a busy machine slows all; the first turn is not counted.
 """
 
@@ -42,7 +42,7 @@ METHODS = {
 
 
 def make_federation(root: Path, name: str, config: Path, data: DataDir, device: str) -> Federation:
-    """An experiment of one client; of "stage 2" with its features sent."""
+    """Make an experiment of one client; for "stage 2", with its features sent."""
     method, settings = METHODS[name]
     options = read_config(config, [f"methods.{method}?"], settings)
     init(
@@ -62,7 +62,7 @@ def make_federation(root: Path, name: str, config: Path, data: DataDir, device: 
 
 
 def job_of(federation: Federation, name: str) -> Callable[[], None]:
-    """One epoch, each time from the beginning."""
+    """Return a job of one epoch, which always starts from the beginning."""
 
     def run() -> None:
         number = 2 if name == "stage 2" else 1
@@ -79,7 +79,7 @@ def job_of(federation: Federation, name: str) -> Callable[[], None]:
 
 
 def forward(federation: Federation) -> None:
-    """A forward pass over all audio, in batches."""
+    """Run a forward pass over all audio, in batches."""
     utterances = federation.task.corpus.utterances("train", "bench")
     federation.load_result(None, 0)
     with torch.no_grad():
@@ -88,7 +88,7 @@ def forward(federation: Federation) -> None:
 
 
 def send(federation: Federation, folder: Path) -> None:
-    """All features, into the files that are sent."""
+    """Write all features into the files that are sent."""
     (sent,) = federation.client(["bench"], 1).send_features()
     write_features(folder, "bench", sent.features, bits=16)
 
@@ -132,7 +132,7 @@ def main() -> None:
 
 
 def print_ratios(seconds: dict[str, list[float]]) -> None:
-    """Ratios of seconds, turn by turn."""
+    """Print ratios of seconds, turn by turn."""
     rows = []
     for what, beside in (
         ("FedAvg", "FedAvg, transcripts"),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""FMP over lists of AMI's size: seconds for a setting, from scores that are stored.
+"""FMP over lists of AMI's size: seconds per setting, from stored scores.
 
     bench_fmp.py [--utterances 12643] [--hypotheses 20] [--words 8] [--rounds 10] [--turns 3]
 
@@ -65,7 +65,7 @@ def random_lists(utterances: int, hypotheses: int, words: int) -> Lists:
 
 
 def write_stream(lists: Lists, folder: Path) -> None:
-    """The lists as files; what was said is a hypothesis of each, with a word that is in none."""
+    """Write the lists as files; the reference is a hypothesis plus a word that is in none."""
     rescored = lists.rescored
     words, begin = rescored.vocabulary.words, np.random.default_rng(1).integers(0, 3600, CLIENTS)
     rescored.vocabulary.write(folder)
@@ -91,7 +91,7 @@ def write_stream(lists: Lists, folder: Path) -> None:
 
 
 def sweep_seconds(lists: Lists, rounds: int) -> float:
-    """Seconds of a sweep of 100 settings, from its files on."""
+    """Return the seconds of a sweep of 100 settings, starting from its files."""
     varied = {"alpha": [0.0, 0.25, 0.5, 0.7], "sigma": [0.1, 1.0, 5.0, 10.0, 100.0]}
     varied["scale"] = [0.1, 0.2, 0.5, 1.0, 2.0]
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +103,7 @@ def sweep_seconds(lists: Lists, rounds: int) -> float:
 
 
 def simplest(lists: Lists) -> float:
-    """Seconds for all utterances, by those of some."""
+    """Return the seconds for all utterances, extrapolated from a subset."""
     rescored, background = lists.rescored, lists.background.tolist()
     ids, scores = rescored.word_ids.tolist(), rescored.log_probs.tolist()
     begun = time.perf_counter()

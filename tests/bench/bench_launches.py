@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What a GPU is given to do in a client's step: operations started, and multiplications.
+"""Work of a GPU in a client's step: operations started, and multiplications.
 
     python tests/bench/bench_launches.py
 
 Needs no GPU: networks and clips are on torch's "meta" device, where every operation is dispatched
 and none is computed. A GPU takes a few microseconds to start an operation however small; stacks of
 K clients start about as many as one client, so where starts are most of the time, K clients take
-the time of one. Where multiplications are, they gain nothing: divide those of a step by what the
-GPU does in the time of its starts. Of a step it counts loss, gradient and optimiser (one start: it
-is fused), not the features.
+the time of one. Where multiplications take most of the time, stacks gain nothing: divide those of a
+step by what the GPU does in the time of its starts. Of a step it counts loss, gradient and
+optimiser (one start: it is fused), not the features.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Counts(TorchDispatchMode):
 
 
 def count(network: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Counts:
-    """One step's work; the optimiser, fused, is one start."""
+    """Count one step's work; the fused optimiser is one start."""
     with Counts() as counts:
         loss(network).backward()
     counts.starts += 1
@@ -77,14 +77,14 @@ def count(network: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Counts:
 
 
 def bare_loss() -> Callable[[nn.Module], Tensor]:
-    """The bare loop's, of one client's batch."""
+    """Return the bare loop's loss for one client's batch."""
     clips = torch.zeros(BATCH, FRAMES, BINS, device="meta")
     labels = torch.zeros(BATCH, dtype=torch.long, device="meta")
     return lambda network: F.cross_entropy(network(clips), labels)
 
 
 def stack_loss(clients: int) -> Callable[[nn.Module], Tensor]:
-    """The sum over the stack's clients."""
+    """Return the sum of the losses of the stack's clients."""
     clips = torch.zeros(clients, BATCH, FRAMES, BINS, device="meta")
     labels = torch.zeros(clients, BATCH, 1, dtype=torch.long, device="meta")
 
@@ -105,7 +105,7 @@ def main() -> None:
         for network in NETWORKS.names():
             model = networks[network]["model"]
             bare = count(BARE[network](CLASSES, **model["network_conf"]).to("meta"), bare_loss())
-            # torch's GRU is one call of cuDNN on a GPU, and here a few for every frame.
+            # torch's GRU is one cuDNN call on a GPU, but a few operations per frame on this device.
             known = network != "mhattrnn"
             row = [name, network, str(bare.starts) if known else "-"]
             for stack in options.stacks:

@@ -6,7 +6,7 @@
 "stacked": one step of all models together, each layer one convolution of as many groups as there
 are models (`torch.func.vmap` makes the same of it). "one by one": the same steps, one model after
 the other. Both with CTC and SGD, in one process of one thread on a CPU. What the recipe does is one
-by one, in as many processes as there are cores: this says what stacks would gain. Then attack A1's
+by one, in as many processes as there are cores: this shows what stacks would gain. Then attack A1's
 scores of all pairs of 2,379 models' footprints of one layer.
 """
 

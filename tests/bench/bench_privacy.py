@@ -2,8 +2,8 @@
 
     python tests/bench/bench_privacy.py [--words 50000] [--releases 20] [--clients 30]
 
-Numpy's is what not to use: floats, under no secret. Releases by the server are one for each round;
-by clients, as many as there are clients.
+Numpy's noise is the insecure baseline: floats, without a secret. Releases by the server are one for
+each round; by clients, as many as there are clients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedtools.privacy.plan import Plan
 
 
 def seconds(work: Callable[[int], object], turns: int) -> list[float]:
-    """Processor seconds of each of so many turns."""
+    """Return the processor seconds of each of `turns` turns."""
     found = []
     for turn in range(turns):
         begun = time.process_time()

@@ -38,7 +38,7 @@ SETS = ((24, 20, 10), (8, 20, 30), (1, 100, 75))
 
 
 def lists(utterances: int, size: int, length: int, words: int, seed: int) -> list[list[list[int]]]:
-    """Distinct hypotheses of each utterance, ids with the end."""
+    """Return distinct hypotheses of each utterance, as ids with the end."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(utterances):
@@ -63,7 +63,7 @@ def lists(utterances: int, size: int, length: int, words: int, seed: int) -> lis
 
 
 def ours(model, nbest, words: int, bins: int) -> np.ndarray:
-    """As `fedtools rescore` does it."""
+    """Score as `fedtools rescore` does."""
     sizes = [[len(ids) for ids in hypotheses] for hypotheses in nbest]
     found: list[np.ndarray] = [np.empty(0)] * len(nbest)
     for batch in batches(sizes, bins):
@@ -77,21 +77,21 @@ def ours(model, nbest, words: int, bins: int) -> np.ndarray:
 
 @torch.no_grad()
 def padded(model, sentences: list[list[int]], words: int) -> list[np.ndarray]:
-    """ESPnet's forward pass on one batch."""
+    """Run ESPnet's forward pass on one batch."""
     inputs, targets = pad(sentences, words)
-    # The start is no word, and has no probability.
+    # The start symbol is not a word and has no probability.
     scores = model(inputs, None)[0][..., :-1].log_softmax(-1)
     chosen = scores.gather(2, targets.clamp(min=0)[..., None])[..., 0].numpy()
     return [row[: len(ids)] for row, ids in zip(chosen, sentences, strict=True)]
 
 
 def alone(model, nbest, words: int, bins: int) -> np.ndarray:
-    """One hypothesis after the other."""
+    """Score one hypothesis after the other."""
     return np.concatenate([padded(model, [ids], words)[0] for one in nbest for ids in one])
 
 
 def batched(model, nbest, words: int, bins: int) -> np.ndarray:
-    """Batches of hypotheses, sorted by their lengths."""
+    """Score batches of hypotheses sorted by length."""
     flat = [ids for hypotheses in nbest for ids in hypotheses]
     found: list[np.ndarray] = [np.empty(0)] * len(flat)
     for batch in batches([[len(ids)] for ids in flat], bins):
@@ -103,7 +103,7 @@ def batched(model, nbest, words: int, bins: int) -> np.ndarray:
 
 @torch.no_grad()
 def masked(model, nbest, words: int, bins: int) -> np.ndarray:
-    """A tree for each utterance, in whose attention nodes see their ancestors."""
+    """Score a tree for each utterance, in whose attention nodes see their ancestors."""
     found = []
     for sentences in nbest:
         tree = prefixes.make_tree(sentences, words)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a round of keyword spotting costs beyond training: seconds, and memory.
+"""Cost of a round of keyword spotting beyond training: seconds and memory.
 
     python tests/bench/bench_round.py [--clients 200] [--steps 4] [--many 2434] [--rounds 500]
     python tests/bench/bench_round.py --only large
@@ -45,7 +45,7 @@ PROCESSES = 2
 
 
 def timed_work(self: Federation, clients: list[str], number: int, phase: Phase) -> Sent:
-    """Train as always, and note the seconds beside the job's logs."""
+    """Train as usual, and write the seconds next to the job's logs."""
     begun = time.perf_counter()
     found = plain_work(self, clients, number, phase)
     unit = f"{clients[0]}\t{time.perf_counter() - begun}\n"
@@ -56,14 +56,14 @@ def timed_work(self: Federation, clients: list[str], number: int, phase: Phase) 
     return found
 
 
-# At import, so that it is so in the workers too.
+# At import, so that the workers are patched too.
 PROCESS = time.time_ns()
 plain_work = Federation.work
 Federation.work = timed_work
 
 
 def make_clips(folder: Path, clients: int, clips: int) -> Path:
-    """Noise of 35 words."""
+    """Make noise clips of 35 words."""
     random = np.random.default_rng(0)
     noise = random.normal(0, 1000, 100_000).astype("<i2")
     words = [f"w{word:02d}" for word in range(35)]
@@ -80,7 +80,7 @@ def make_clips(folder: Path, clients: int, clips: int) -> Path:
 
 
 def begin(path: Path, clips: Path, network: str, settings: Mapping[str, object]) -> Path:
-    """Make an experiment with FedAvg; settings are `training.x` and the like."""
+    """Make an experiment with FedAvg; keys of settings are like `training.x`."""
     changes = [f"{key}={value}" for key, value in settings.items()]
     config = read_config(MINI, [f"networks.{network}"] if network else [], changes)
     if not network:
@@ -94,7 +94,7 @@ def begin(path: Path, clips: Path, network: str, settings: Mapping[str, object])
 
 
 def parts_of_rounds(path: Path, rounds: int) -> dict[str, list[float]]:
-    """The seconds of each round after the first, by what they went to."""
+    """Return the seconds of each round after the first, by part."""
     federation = Federation(path)
     parts: dict[str, list[float]] = {}
     with _trainer(federation, PROCESSES, "cpu") as train:
@@ -125,7 +125,7 @@ def parts_of_rounds(path: Path, rounds: int) -> dict[str, list[float]]:
 
 
 def print_costs(root: Path, options: argparse.Namespace) -> None:
-    """The table of a round's seconds."""
+    """Print the table of a round's seconds."""
     clips = make_clips(root / "some", options.clients, 40)
     rows = []
     for kept in (False, True):
@@ -173,7 +173,7 @@ def print_costs(root: Path, options: argparse.Namespace) -> None:
 
 
 def run_command(path: Path, rounds: int, **env: str) -> subprocess.Popen:
-    """`fedtools rounds` up to a round."""
+    """Run `fedtools rounds` up to a round."""
     command = [sys.executable, "-m", "fedtools", "rounds", path, "--to", rounds]
     command += ["--nj", PROCESSES]
     env = {**os.environ, **env}
@@ -181,7 +181,7 @@ def run_command(path: Path, rounds: int, **env: str) -> subprocess.Popen:
 
 
 def print_ranks(root: Path, options: argparse.Namespace) -> None:
-    """The fixed cost of a round over processes of our own, and over ranks."""
+    """Print the fixed cost of a round in local processes and in ranks."""
     clips = make_clips(root / "ranked", 20, 10)
     rows = []
     for what in ("--nj 2", "2 ranks"):
@@ -202,7 +202,7 @@ def print_ranks(root: Path, options: argparse.Namespace) -> None:
 
 
 def print_large(root: Path, options: argparse.Namespace) -> None:
-    """A round of 1,000 clients x 65 k parameters."""
+    """Print the cost of a round of 1,000 clients x 65 k parameters."""
     clips = make_clips(root / "thousand", 1000, 4)
     rows = []
     for kept in ("true", "false"):
@@ -235,7 +235,7 @@ def print_large(root: Path, options: argparse.Namespace) -> None:
 
 
 def memory_of(process: int) -> dict[int, float]:
-    """Anonymous memory of a process and its children, process id -> MB."""
+    """Return the anonymous memory of a process and its children, process id -> MB."""
     found = {}
     try:
         status = Path(f"/proc/{process}/status").read_text()
@@ -251,7 +251,7 @@ def memory_of(process: int) -> dict[int, float]:
 
 
 def print_peaks(root: Path, options: argparse.Namespace) -> None:
-    """The table of memory by number of clients."""
+    """Print the table of memory by number of clients."""
     clips = make_clips(root / "many", options.many, 4)
     rows = []
     for clients in (options.many // 12, options.many):
@@ -281,7 +281,7 @@ def print_peaks(root: Path, options: argparse.Namespace) -> None:
 
 
 def print_growth(root: Path, options: argparse.Namespace) -> None:
-    """The table of memory by round."""
+    """Print the table of memory by round."""
     clips = make_clips(root / "few", 20, 10)
     settings = {"clients_per_round": 4, "method_conf.local_steps": 1}
     path = begin(root / "long", clips, "", settings)

@@ -6,12 +6,13 @@
     python tests/bench/bench_stack.py --clients 200 --steps 50 --stacks 8 --brief
     python tests/bench/bench_stack.py --device cuda --clients 200 --steps 50 --stacks 1 16 64
 
-The bare loop is what anybody would write: torch's own layers and fused optimiser, one client after
-the other; it shares our MFCC, augmentation and precision (float32, or TF32 with --tf32, which on a
-GPU is torch's default for convolutions). Like with like: both have as many processes (--nj) of one
-thread, the same clients, and as many clips in a batch. All take turns, so that a busy machine slows
-all; the first turn does not count (with --brief there is none: long rounds need none). Times of
-rounds are without starting Python, files and aggregation, which bench_round.py measures.
+The bare loop is the straightforward implementation: torch's own layers and fused optimiser, one
+client after the other; it shares our MFCC, augmentation and precision (float32, or TF32 with
+--tf32, which on a GPU is torch's default for convolutions). Like with like: both have as many
+processes (--nj) of one thread, the same clients, and as many clips in a batch. All take turns, so
+that a busy machine slows all; the first turn does not count (with --brief there is none: long
+rounds need none). Times of rounds are without starting Python, files and aggregation, which
+bench_round.py measures.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ BARE_OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 @cache
 def bare_data(folder: Path, device: str) -> tuple[Clips, Mfcc, Tensor]:
-    """What the bare loop reads before the first round."""
+    """Return the data that the bare loop reads before the first round."""
     clips = Clips.read(folder)
     return clips, Mfcc().to(device), torch.from_numpy(np.array(clips.noise)).to(device)
 
 
 class Times(NamedTuple):
-    """Seconds of a round, those of its features, and the processors' seconds, over all threads."""
+    """Seconds of a round, of its features, and processor seconds over all threads."""
 
     all: float
     features: float
@@ -71,7 +72,7 @@ class Times(NamedTuple):
 def bare_round(
     config: Mapping, folder: Path, steps: int, job: int, jobs: int, device: str
 ) -> Times:
-    """One job's clients, one after the other."""
+    """Train one job's clients, one after the other."""
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = config["training"]["use_tf32"]
     torch.backends.cuda.matmul.allow_tf32 = config["training"]["use_tf32"]
@@ -106,12 +107,12 @@ def bare_round(
 
 @cache
 def opened(path: Path, device: str) -> Federation:
-    """A worker's federation, opened before its first round."""
+    """Return a worker's federation, opened before its first round."""
     return Federation(path, device)
 
 
 def our_round(path: Path, job: int, jobs: int, device: str) -> Times:
-    """One job's clients by our engine."""
+    """Train one job's clients by our engine."""
     federation = opened(path, device)
     torch.set_num_threads(federation.task.training.num_threads)
     spent = [0.0]
@@ -132,19 +133,19 @@ def our_round(path: Path, job: int, jobs: int, device: str) -> Times:
 
 
 def now(device: str) -> float:
-    """Seconds, when all that was begun on the device is done."""
+    """Return the time in seconds after all work started on the device is done."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 class Runs:
-    """Everything that is compared, and its times.
+    """The compared implementations and their times.
 
-    What is compared runs in processes of its own: it changes them by threads and the C library.
+    Each runs in processes of its own, since it sets their threads and C library.
 
     Attributes:
-        times: what -> of each turn.
+        times: implementation -> times of each turn.
     """
 
     def __init__(self, device: str, bare: ProcessPoolExecutor, ours: ProcessPoolExecutor, nj: int):
@@ -153,11 +154,11 @@ class Runs:
         self._work: dict[str, Callable[[], Times]] = {}
 
     def add_bare(self, what: str, config: Mapping, folder: Path, steps: int) -> None:
-        """The bare loop."""
+        """Add the bare loop."""
         self._add(what, self._bare, bare_round, config, folder, steps)
 
     def add_ours(self, what: str, path: Path) -> None:
-        """An experiment of ours."""
+        """Add one of our experiments."""
         self._add(what, self._ours, our_round, path)
 
     def _add(self, what: str, pool: ProcessPoolExecutor, run: Callable, *arguments: object) -> None:
@@ -174,7 +175,7 @@ class Runs:
         self._work[what] = work
 
     def take_turns(self, turns: int, uncounted: int) -> None:
-        """Run everything that often, one after the other."""
+        """Run everything `turns` times, in turns."""
         for turn in range(uncounted + turns):
             for what, work in self._work.items():
                 times = work()
@@ -182,7 +183,7 @@ class Runs:
                     self.times.setdefault(what, []).append(times)
 
     def table(self, title: str, steps: int) -> str:
-        """Milliseconds of a client's step, and the speed against the bare loop's, turn by turn."""
+        """Return rows of milliseconds per client step and speed over the bare loop, by turn."""
         rows = []
         for what, turns in self.times.items():
             ratios = [b.all / t.all for b, t in zip(self.times["bare loop"], turns, strict=True)]
@@ -207,7 +208,7 @@ class Runs:
 def measure(
     network: str, options: argparse.Namespace, root: Path, pools: tuple[ProcessPoolExecutor, ...]
 ) -> str:
-    """The table of one network."""
+    """Measure one network and return its table."""
     conf = ROOT / "conf/speechcommands" / ("paper.yaml" if options.full else "mini.yaml")
     runs = Runs(options.device, *pools, options.nj)
 
@@ -243,14 +244,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--stacks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--nj", type=int, default=1, help="processes of one thread, of all alike")
+    parser.add_argument("--nj", type=int, default=1, help="single-threaded processes")
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tf32", action="store_true", help="on a GPU: products of 10 bits")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        # As many clips of each client in each class: all take batches of the full size.
+        # Equally many clips of each client in each class: all take batches of the full size.
         counts = [CLIPS // 2, CLIPS - CLIPS // 2] + [0] * (CLASSES - 2)
         labels = [f"w{label:02d}" for label in range(CLASSES)]
         names = {f"c{client:04d}": counts for client in range(options.clients)}

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How long commands take to start: `fedtools --help`, and `train-local` to its first step.
+"""Start-up times of commands: `fedtools --help`, and `train-local` to its first step.
 
     python tests/bench/bench_start.py [--runs 5]
 
-Against `python -c pass` and `python -c "import torch"`, which nobody can be faster than.
+Against `python -c pass` and `python -c "import torch"`, which are lower bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import simulated  # noqa: E402
 
 from fedtools.files.tables import format_table  # noqa: E402
 
-# Stands in for nothing: the real command, ended at the end of its first optimiser step.
+# The real command, ended at the end of its first optimiser step.
 FIRST_STEP = """
 import os, sys
 from fedtools.files.progress import Progress
@@ -35,7 +35,7 @@ main()
 
 
 def seconds(*command: str | Path) -> float:
-    """Wall time of a command that must succeed."""
+    """Return the wall time of a command that must succeed."""
     begun = time.perf_counter()
     subprocess.run([*map(str, command)], check=True, capture_output=True, cwd=ROOT)
     return time.perf_counter() - begun

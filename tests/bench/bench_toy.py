@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A toy round that other simulators were measured on: ours, a bare loop's, torch.func.vmap's.
+"""A toy round on which other simulators were measured: ours, a bare loop's, torch.func.vmap's.
 
     python tests/bench/bench_toy.py                                   # 66 k parameters, one process
     python tests/bench/bench_toy.py --network tiny --nj 2
@@ -14,8 +14,8 @@ number of batches, each of the full size (ours begins the next shuffle where an 
 last batch short, and so do the others here), with torch's fused SGD. Our round is a whole one with
 its files; the others keep nothing but the sum of models. "train" is the share of our round without
 sampling and aggregation. All take turns, each in processes of its own; the first turn does not
-count. Times are for a client's step, since versions may sample other clients. CPU seconds say more
-where the machine is shared.
+count. Times are for a client's step, since versions may sample other clients. CPU seconds are more
+reliable where the machine is shared.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ from torch.func import functional_call, grad, vmap
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# Whose fedtools is measured; a process's workers get this path from it.
+# The fedtools to measure; the workers of a process get this path from it.
 sys.path[:0] = [os.environ.get("TOY_PACKAGE", str(ROOT)), str(Path(__file__).parent)]
 
 from toy_networks import BARE, CLASSES, register  # noqa: E402
 
 CLIENTS, SAMPLED, BATCH, RATE = 2434, 200, 16, 0.05
-# Clips share so many different features: more would not fit the memory of a small machine.
+# Clips share this many distinct features; more would not fit in the memory of a small machine.
 TABLE = 4096
 
 
 def table() -> Tensor:
-    """Random features (TABLE, 98, 40); clip number n has those of row n modulo TABLE."""
+    """Return random features (TABLE, 98, 40); clip number n has those of row n modulo TABLE."""
     return torch.randn(TABLE, 98, 40, generator=torch.Generator().manual_seed(0))
 
 
 def labels_of(classes: int) -> np.ndarray:
-    """The label of each row."""
+    """Return the label of each row."""
     return np.random.default_rng(1).integers(classes, size=TABLE)
 
 
 def draw_sizes() -> np.ndarray:
-    """Clips of each client: average 43, largest 316, as in Speech Commands."""
+    """Draw the number of clips of each client: average 43, largest 316, as in Speech Commands."""
     drawn = np.random.default_rng(0).lognormal(3.22, 1.13, CLIENTS)
     return drawn.clip(1, 316).astype(int)
 
 
 def steps_of(clients: Sequence[int]) -> int:
-    """Batches of some clients in a round."""
+    """Return the number of batches of some clients in a round."""
     return int((-(-draw_sizes()[clients] // BATCH)).sum())
 
 
@@ -78,7 +78,7 @@ def steps_of(clients: Sequence[int]) -> int:
 
 
 def patch() -> None:
-    """Make the networks known, and put the table in place of waveforms and MFCC."""
+    """Register the networks, and use the table in place of waveforms and MFCC."""
     from fedtools.tasks.kws.clips import ClipFeatures
 
     register()
@@ -92,12 +92,12 @@ def patch() -> None:
     ClipFeatures._features = look_up
 
 
-# At import, so that it is so in workers too.
+# At import, so that the workers are patched too.
 patch()
 
 
 def make_clips(folder: Path, classes: int) -> Path:
-    """Packed clips with labels, and a hole in the file in place of waveforms."""
+    """Write packed clips with labels, and a hole in the file in place of waveforms."""
     from fedtools.files.clips import COLUMNS, sum_line
 
     folder.mkdir()
@@ -119,7 +119,7 @@ def make_clips(folder: Path, classes: int) -> Path:
     }
     for name, lines in tables.items():
         (folder / name).write_text("".join(f"{line}\n" for line in lines))
-    # Nothing takes these clips for others: the sum of a hole of gigabytes is not needed.
+    # Nothing mistakes these clips for others, so the checksum of a hole of gigabytes is not needed.
     lines = [sum_line(folder / name, name) for name in (*tables, "labels.npy")]
     (folder / "sha256sums").write_text("".join(f"{line}\n" for line in lines))
     return folder
@@ -155,7 +155,7 @@ def begin(folder: Path, network: str, stack: int, dtype: str) -> Path:
 
 
 def our_rounds(network: str, nj: int, stack: int, dtype: str) -> Iterator[dict]:
-    """Rounds of ours; yields what each came to."""
+    """Run our rounds; yield the figures of each."""
     from fedtools.federation.rounds import Federation, _trainer
     from fedtools.federation.steps import aggregate, sample
 
@@ -172,11 +172,11 @@ def our_rounds(network: str, nj: int, stack: int, dtype: str) -> Iterator[dict]:
                 yield {"clients": numbers, "train": seconds}
 
 
-# --- theirs -------------------------------------------------------------------------------------
+# --- bare loop and vmap -------------------------------------------------------------------------
 
 
 class Work:
-    """What a process of theirs has in memory."""
+    """State that a process of the bare loop or of vmap keeps in memory."""
 
     def __init__(self, network: str, dtype: str):
         torch.set_num_threads(1)
@@ -188,19 +188,19 @@ class Work:
         self.half = dtype == "bfloat16"
 
     def batches(self, client: int) -> Tensor:
-        """A client's rows of the table in a round, (steps, batch)."""
+        """Return a client's rows of the table in a round, (steps, batch)."""
         size = int(self.sizes[client])
         steps, width = -(-size // BATCH), min(size, BATCH)
         order = torch.cat([torch.randperm(size), torch.randperm(size)])[: steps * width]
         return ((self.ends[client] - size + order) % TABLE).view(steps, width)
 
     def autocast(self) -> torch.autocast:
-        """For their forward pass, as for ours."""
+        """Return the autocast context of their forward pass, the same as ours."""
         return torch.autocast("cpu", torch.bfloat16, enabled=self.half)
 
 
 def bare_loop(work: Work, start: dict, clients: Sequence[int]) -> dict[str, Tensor]:
-    """One client after the other; returns the sum of their models."""
+    """Train one client after the other; return the sum of the models."""
     network, sums = work.network, {name: torch.zeros_like(value) for name, value in start.items()}
     network.train()
     for client in clients:
@@ -218,7 +218,7 @@ def bare_loop(work: Work, start: dict, clients: Sequence[int]) -> dict[str, Tens
 
 
 def vmap_loop(work: Work, start: dict, clients: Sequence[int]) -> dict[str, Tensor]:
-    """Stacks of 32 clients by torch.func.vmap; returns the sum of their models."""
+    """Train stacks of 32 clients by torch.func.vmap; return the sum of the models."""
 
     def loss(parameters: dict, features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         with work.autocast():
@@ -263,7 +263,7 @@ def _part(loop: Callable, start: dict[str, np.ndarray], clients: Sequence[int]) 
 
 
 def their_rounds(network: str, nj: int, loop: Callable, dtype: str) -> Iterator[dict | None]:
-    """Rounds of theirs; takes the clients of each by `send`."""
+    """Run rounds of the bare loop or vmap, which receives each round's clients by `send`."""
     _begin_work(network, dtype)
     state = {name: value.numpy().copy() for name, value in _work.network.state_dict().items()}
     with contextlib.ExitStack() as stack:
@@ -285,14 +285,14 @@ def their_rounds(network: str, nj: int, loop: Callable, dtype: str) -> Iterator[
 
 
 def processors() -> float:
-    """CPU seconds of this process and its workers so far."""
+    """Return the CPU seconds of this process and its workers so far."""
     me = psutil.Process()
     times = [each.cpu_times() for each in (me, *me.children(recursive=True))]
     return sum(each.user + each.system for each in times)
 
 
 def serve(kind: str, network: str, nj: int, stack: int, dtype: str) -> None:
-    """Run a round for every line of stdin, which has its clients; answer what it came to."""
+    """Run a round for every line of stdin, which lists its clients; answer with its figures."""
     talk, sys.stdout = sys.stdout, sys.stderr
     if kind == "ours":
         rounds = our_rounds(network, nj, stack, dtype)
@@ -317,7 +317,7 @@ class Contender:
         self.process = subprocess.Popen(command, env=environment, **pipes)
 
     def round(self, clients: list[int]) -> dict:
-        """Run one round, of these clients if it is not ours."""
+        """Run one round, with these clients unless it is ours."""
         self.process.stdin.write(json.dumps(clients) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
@@ -329,7 +329,7 @@ class Contender:
 
 
 def contenders(options: argparse.Namespace) -> list[Contender]:
-    """Ours first: they say which clients are in a round."""
+    """Return the contenders, ours first, which samples the clients of a round."""
     found, network, nj = [], options.network, options.nj
     here = str(Path(options.package[0]).resolve())
     for package in options.package:
@@ -348,7 +348,7 @@ def contenders(options: argparse.Namespace) -> list[Contender]:
 
 
 def show(found: Sequence[Contender], network: str) -> None:
-    """Print the table; ratios are to the bare loop in float32, turn by turn."""
+    """Print the table; ratios are relative to the bare loop in float32, turn by turn."""
     base = next(one for one in found if one.title == "bare loop, float32")
     rows = []
     for one in found:
@@ -379,11 +379,11 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", choices=list(BARE), default="tcn")
-    parser.add_argument("--nj", type=int, default=1, help="processes of one thread, of all alike")
+    parser.add_argument("--nj", type=int, default=1, help="single-threaded processes")
     parser.add_argument("--stacks", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--package", action="append", help="where our package lies; several times")
+    parser.add_argument("--package", action="append", help="folder of our package; repeatable")
     parser.add_argument("--serve", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

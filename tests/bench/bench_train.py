@@ -41,7 +41,7 @@ CPU = torch.device("cpu")
 
 
 def make_data(folder: Path, utterances: int, batch_bins: int) -> Utterances:
-    """Random features of 1.5 to 3.5 s with random transcripts of characters."""
+    """Make random features of 1.5 to 3.5 s with random transcripts of characters."""
     random = np.random.default_rng(0)
     matrices = []
     data = DataDir(folder)
@@ -59,7 +59,7 @@ def make_data(folder: Path, utterances: int, batch_bins: int) -> Utterances:
 
 
 def bare_loop(model, data: Utterances, training: UtteranceTraining) -> None:
-    """What anybody would write in ten lines."""
+    """Train by a straightforward loop of ten lines."""
     optimizer = make_optimizer(model, training)
     model.train()
     for indices in data.batches(np.random.default_rng(1)):
@@ -86,7 +86,7 @@ def main() -> None:
         model = build_model(config["model"], data.tokenizer.tokens)
 
         def ours(turn: int) -> None:
-            # A folder for each turn: what is there already is not trained again.
+            # A new directory for each turn, since finished training is not repeated.
             home = Private(Path(name) / str(turn), 1)
             unit = Unit(["bench"], 1, 0, home, [home])
             batches = UtteranceBatches(data, 1, training.accum_grad, CPU, (0, 1))

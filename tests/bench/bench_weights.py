@@ -3,12 +3,12 @@
 
     bench_weights.py [--folder DIR] [--models 50 200] [--turns 3] [--jobs 4]
 
-Models are TDNNs of the paper's size, 13.8 M parameters, as the clients of so many jobs send them;
+Models are TDNNs of the paper's size, 13.8 M parameters, as written by the clients of several jobs;
 they lie in a folder of their own, which is removed at the end (11 GB for 200). "plain" reads the
 same files from end to end, in pieces of 4 MiB. The system is asked to forget the files before each
-turn, but a disk of a virtual machine may know them all the same. Peak memory is of a process that
-does nothing else, beyond what it had when it began. "processor" is how much is read in a second of
-processor time, of which there are two threads: beside other work, that can be compared. What 2,400
+turn, but the disk of a virtual machine may still cache them. Peak memory is of a process that
+does nothing else, beyond what it had when it began. "processor" is the amount read per second of
+processor time (two threads), which stays comparable on a busy machine. What 2,400
 models would take is extrapolated: reading grows as their number, products as its square.
 """
 
@@ -34,7 +34,7 @@ MANY = 2400
 
 
 def paper_spec() -> Spec:
-    """Thirteen hidden layers of 512, and two branches to 3,664 outputs behind a layer each."""
+    """Return the spec of thirteen hidden layers of 512 and two output branches of 3,664."""
     shapes: dict[str, tuple[int, ...]] = {}
     for number in range(13):
         name = f"encoder.layers.{number}"
@@ -77,7 +77,7 @@ def plain(paths: Sequence[Path]) -> float:
 
 
 def attack(paths: Sequence[Path], models: int) -> tuple[float, float, float]:
-    """The products of models: seconds, of the processor too, and MiB beyond those before."""
+    """Measure the products of models: seconds, processor seconds, and MiB added."""
     updates = []
     for path in paths:
         layout = read_layout(path)
@@ -95,7 +95,7 @@ def attack(paths: Sequence[Path], models: int) -> tuple[float, float, float]:
 
 
 def peak() -> float:
-    """The most memory of this process so far; what getrusage tells counts its parent's."""
+    """Return the peak memory of this process; getrusage would include its parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
@@ -152,7 +152,7 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
 
 
 def extrapolate(taken: dict[int, list[float]]) -> None:
-    """The time of `MANY` models, of a x models + b x models^2 through two measured numbers."""
+    """Extrapolate to `MANY` models by a x models + b x models^2 through two measurements."""
     if len(taken) < 2:
         return
     (few, short), *_, (some, long) = ((n, min(seconds)) for n, seconds in sorted(taken.items()))

@@ -4,7 +4,7 @@
     bench_whisper.py FOLDER DATA [--utterances 80] [--windows 1 10 30] [--beams 1 5] [--ct2 FOLDER]
 
 FOLDER is a Hugging Face folder of an English model, DATA a Kaldi data directory with recordings and
-transcripts, of which so many utterances are taken, evenly spread. Prints word error rates by the
+transcripts, of which --utterances are taken, evenly spread. Prints word error rates by the
 text rule "spoken", insertions, and CPU seconds an utterance, from samples to text. faster-whisper
 is not installed with this project; --ct2 is the same model in CTranslate2's format, which it takes
 without fallbacks, timestamps or a detector of speech, in float32. All in one thread.
@@ -29,7 +29,7 @@ from fedtools.models.pretrained.whisper import Generation, Whisper
 from fedtools.score.align import count_errors
 from fedtools.score.text_rule import plain
 
-# Samples from -1 to 1 at 16 kHz to words.
+# Samples from -1 to 1 at 16 kHz -> words.
 Decoder = Callable[[np.ndarray], str]
 
 
@@ -67,7 +67,7 @@ def theirs(folder: Path, beam: int) -> Decoder:
 def measure(
     decode: Decoder, waves: dict[str, np.ndarray], texts: dict[str, str]
 ) -> tuple[str, ...]:
-    """WER %, insertions, and CPU seconds an utterance."""
+    """Return WER %, insertions, and CPU seconds per utterance."""
     errors = words = insertions = 0
     decode(next(iter(waves.values())))
     begin = time.process_time()

@@ -1,4 +1,4 @@
-"""The toy's two networks, as networks of ours for K clients at once and of torch's layers."""
+"""The toy's two networks, as our networks for K clients at once and as torch's layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedtools.models.stacked import Conv1d, Linear
 
 FIRST, WIDTHS = 16, (24, 32, 48)
 HIDDEN = 64
-# Of each network: its number of classes.
+# The number of classes of each network.
 CLASSES = {"tcn": 35, "tiny": 12}
 
 
@@ -61,7 +61,7 @@ class Tiny(Network):
 
 @dataclass(frozen=True)
 class TcnSizes(Sizes):
-    """It has no options of its own."""
+    """Options of the network, of which there are none."""
 
     network = Tcn
     title = "TCN"
@@ -69,14 +69,14 @@ class TcnSizes(Sizes):
 
 @dataclass(frozen=True)
 class TinySizes(Sizes):
-    """It has no options of its own."""
+    """Options of the network, of which there are none."""
 
     network = Tiny
     title = "Tiny"
 
 
 def register() -> None:
-    """Make both known to fedtools, of this version or of one before there was a registry."""
+    """Register both with fedtools, in this version or in one before there was a registry."""
     for name, sizes in {"tcn": TcnSizes, "tiny": TinySizes}.items():
         if hasattr(keywords.NETWORKS, "register"):
             keywords.NETWORKS.register(name)(sizes)

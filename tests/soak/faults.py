@@ -1,4 +1,4 @@
-"""What goes wrong in a process at a chosen moment: it dies, or finds no room on the disk."""
+"""Faults injected into a process at a chosen moment: it dies, or the disk is full."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NEED_ROOM = ("replace", "rename", "link", "mkdir", "fsync", "pwrite")
 
 @dataclass
 class Fault:
-    """What happens to a process, once it is installed in it.
+    """A fault that happens to the process in which it is installed.
 
     Attributes:
-        kind: "before" or "after": it dies there, of the change number `at` that it makes to a
+        kind: "before" or "after": it dies before or after change number `at` that it makes to a
             folder; "full": from that write on no file can grow; "once full": just that one cannot.
-        at: counted from 1; 0 is none.
-        log: a descriptor that gets a byte for each change, or write.
+        at: counted from 1; 0 means no fault.
+        log: a descriptor to which a byte is written for each change, or write.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Fault:
     seen: int = 0
 
     def install(self) -> None:
-        """Begin to count."""
+        """Start to count."""
         full = "full" in self.kind
         for name in _NEED_ROOM if full else _CHANGES:
             setattr(os, name, self._wrapped(getattr(os, name), full))
@@ -62,7 +62,7 @@ class Fault:
         return call
 
     def need_room(self, path: object = None) -> None:
-        """Fail if there is no room."""
+        """Raise an error if there is no space."""
         if self._count() or (self.kind == "full" and 0 < self.at < self.seen):
             error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if isinstance(path, str | os.PathLike):

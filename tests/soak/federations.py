@@ -1,4 +1,4 @@
-"""Small federations, and the ways in which their commands are run: what `kills.py` stops."""
+"""Small federations, and the ways in which their commands are run, for `kills.py` to stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEYWORDS = ("torch._dynamo", "fedtools.tasks.kws.task", *_COUNTS)
 
 @dataclass(frozen=True)
 class Process:
-    """A command line, in which {} is the experiment, and changes of its environment."""
+    """A command line, in which {} is the experiment, and its changes of the environment."""
 
     words: str
     env: dict[str, str] = field(default_factory=dict)
@@ -38,9 +38,9 @@ class World:
     Attributes:
         root: where they are.
         init: words that begin an experiment.
-        split: on which models are measured.
-        every: after how many rounds they are.
-        reset: to which round it can be reset; what clients and server keep is of the last ones.
+        split: the split on which models are measured.
+        every: the number of rounds between measurements.
+        reset: the round to which it can be reset; clients and server keep only their last states.
         averages: whether there are models to average.
     """
 
@@ -52,7 +52,7 @@ class World:
     averages: bool
 
     def scenario(self, name: str) -> list[Stage]:
-        """The stages of an experiment with 4 rounds, which all come to the same."""
+        """Return the stages of an experiment with 4 rounds, all of which have the same results."""
         evaluate = [Process(f"evaluate {{}} --split {self.split} --every {self.every}")]
         rounds = f"rounds {{}} --evaluate {self.split}"
         reset = f"reset {{}} --round {self.reset}"
@@ -67,7 +67,7 @@ class World:
         return [[Process(self.init)], *stages, *last]
 
     def _single(self) -> Iterator[Stage]:
-        # The number of the round is given: without, what was complete before a kill would be
+        # The number of the round is given: without it, a round completed before a kill would be
         # followed by the next round.
         for number in range(1, 5):
             yield [Process(f"sample {{}} --nj 2 --round {number}")]
@@ -80,11 +80,11 @@ SCENARIOS = ("rounds", "jobs", "ranks", "single", "reset")
 
 
 def make_counts(root: Path) -> dict[str, World]:
-    """Federations of counts, whose messages are kept, or not."""
+    """Make federations of counts, with and without kept messages."""
     root.mkdir()
     counts.make_world(root)
     words = f"init {{}} --config {root}/config.yaml --method counting --data train={root}/data"
-    # Before `fedtools.methods` is imported, which looks there.
+    # Before `fedtools.methods` is imported, which reads it.
     os.environ["FEDTOOLS_PATH"] = str(root / "plugin")
     return {
         f"counts, {what}": World(root, words + more, "train", 1, 2, False)
@@ -93,7 +93,7 @@ def make_counts(root: Path) -> dict[str, World]:
 
 
 def make_keywords(root: Path) -> dict[str, World]:
-    """Federations of models: with personal tensors, and with an optimiser of the server's."""
+    """Make federations of models: with personal tensors, and with a server optimiser."""
     root.mkdir()
     keyword_world.make_world(root)
     data = " ".join(f"--data {name}={root}/{name}" for name in ("train", "test"))

@@ -1,4 +1,4 @@
-"""Commands in forks of this process, which has imported everything; readers of what they write."""
+"""Commands in forks of this process, which has imported all modules; readers of their files."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def fork(
     env: Mapping[str, str] | None = None,
     prepare: Callable[[], None] = lambda: None,
 ) -> int:
-    """Begin command lines, one after the other, in a process group of their own.
+    """Start command lines, one after the other, in a process group of their own.
 
     Args:
         commands: words, the first a `fedtools` command or a script of this project.
         root: the current folder.
         output: a descriptor for what they write to stderr.
         env: changes of the environment.
-        prepare: is called in the child before the first command.
+        prepare: called in the child before the first command.
 
     Returns:
         the process, which ends with the first exit status that is not 0.
     """
     sys.stdout.flush()
     if child := _forked():
-        # Here too: whoever comes first.
+        # Also in the parent, since either may be first.
         with contextlib.suppress(OSError):
             os.setpgid(child, child)
         return child
@@ -56,7 +56,7 @@ def fork(
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         os.environ.update(env or {})
         os.chdir(root)
-        # Else processes of `multiprocessing` would import this program.
+        # Otherwise processes of `multiprocessing` would import this program.
         sys.modules["__main__"] = types.ModuleType("__main__")
         prepare()
         code = 0
@@ -74,7 +74,7 @@ def fork(
 
 def _forked() -> int:
     while True:
-        # A machine that has no room for another process now is no bug.
+        # A machine that has no room for another process now is not a bug.
         with contextlib.suppress(BlockingIOError):
             return os.fork()
         time.sleep(0.1)
@@ -98,13 +98,13 @@ def _main(command: list[str]) -> int:
 
 
 def kill(group: int) -> None:
-    """End a process group, wherever it is."""
+    """Kill a process group, wherever it is."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 
 
 def read(path: Path) -> None:
-    """Read a file as its own reader does; a `UserError` if that refuses it."""
+    """Read a file by its own reader; a `UserError` is raised if the reader refuses it."""
     if path.name.startswith("nbest.") and path.suffix == ".tsv":
         nbest.read_nbest(path)
     elif path.suffix == ".tsv":

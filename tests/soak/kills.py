@@ -1,10 +1,10 @@
-"""Stop federations at any moment, go on with the same command, compare with one left alone.
+"""Stop federations at any moment, resume by the same command, compare with an uninterrupted one.
 
 Three things stop a command here: a kill -9 of all its processes, or some, at a random moment; its
 end right before or after a change of a folder; a disk that is full from its k-th write on, or at
-that one alone. Whatever it was, no file may be half-written, and the same command, run again, must
-come to the same bytes and leave no temporary file. A process that finds another one dead, or the
-disk full, must say so in one line.
+that one alone. In each case, no file may be half-written, and the same command, run again, must
+write the same bytes and leave no temporary file. A process that finds another one dead, or the disk
+full, must report it in one line.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ PATIENCE = 30.0
 
 
 class Bug(Exception):
-    """What must not be."""
+    """A violation of a property under test."""
 
 
 def content(path: Path) -> dict[str, bytes]:
-    """What must be the same: every file's content, as far as it says nothing of time and place."""
+    """Return what must be the same: every file's content, except times and paths."""
     found = {}
     for file in path.rglob("*"):
         name = str(file.relative_to(path))
@@ -49,14 +49,14 @@ def content(path: Path) -> dict[str, bytes]:
             rows = [line.split(b"\t") for line in raw.splitlines()]
             at = rows[0].index(b"seconds") if rows else 0
             raw = b"\n".join(b"\t".join([*row[:at], *row[at + 1 :]]) for row in rows)
-        # A sum of a ledger with its seconds; how many jobs; time and versions.
+        # A hash of a ledger with its seconds; the number of jobs; time and versions.
         own = file.name in (".done", "jobs", "software.yaml") or name.startswith("tensorboard/")
         found[name] = b"" if own else raw
     return found
 
 
 def check_whole(path: Path) -> None:
-    """Insist that every file under its final name is one that its reader takes."""
+    """Check that the reader of every file under its final name accepts it."""
     for file in path.rglob("*"):
         if file.is_file() and file.suffix != ".tmp" and file.parent.name != "ranks":
             try:
@@ -66,20 +66,20 @@ def check_whole(path: Path) -> None:
 
 
 def check_clean(path: Path) -> None:
-    """Insist that no temporary file is there."""
+    """Check that no temporary file is left."""
     if left := [str(file.relative_to(path)) for file in path.rglob("*.tmp")]:
         raise Bug(f"left over: {' '.join(left)}")
 
 
 def check_same(path: Path, reference: dict[str, bytes]) -> None:
-    """Insist that an experiment is what one left alone came to."""
+    """Check that an experiment equals the uninterrupted one."""
     found = content(path)
     if wrong := [n for n in found.keys() | reference.keys() if found.get(n) != reference.get(n)]:
         raise Bug(f"not the same: {' '.join(sorted(wrong)[:10])}")
 
 
 def check_line(status: int, said: str, *words: str) -> None:
-    """Insist that a command did its work, or said in one line why it did not."""
+    """Check that a command did its work, or reported in one line why it did not."""
     for mark in ("Traceback", "Exception ignored", "resource_tracker", "Warning"):
         if mark in said:
             raise Bug(f"{mark}: {said[-2000:]}")
@@ -98,7 +98,7 @@ class Running:
 
     @classmethod
     def start(cls, stage: Stage, world: World, path: Path, fault: Fault | None = None) -> Running:
-        """Begin all of them."""
+        """Start all processes."""
         outputs = [tempfile.TemporaryFile() for _ in stage]  # noqa: SIM115
         children = []
         for process, output in zip(stage, outputs, strict=True):
@@ -111,7 +111,7 @@ class Running:
         return cls(children, outputs)
 
     def wait(self, seconds: float) -> bool:
-        """Whether all have ended in time, the processes that they began included."""
+        """Return whether all processes and their children have ended in time."""
         deadline = time.monotonic() + seconds
         while self._alive():
             if time.monotonic() > deadline:
@@ -122,7 +122,7 @@ class Running:
     def _alive(self) -> bool:
         alive = False
         for child in self.children:
-            # Orphans come to this process, see `adopt`.
+            # Orphans become children of this process, see `adopt`.
             with contextlib.suppress(ChildProcessError):
                 while (found := os.waitpid(-child, os.WNOHANG))[0]:
                     self.ended[found[0]] = os.waitstatus_to_exitcode(found[1])
@@ -130,17 +130,17 @@ class Running:
         return alive
 
     def results(self) -> Iterator[tuple[int, str]]:
-        """Exit status, and what was written to stderr, of each process."""
+        """Yield exit status and stderr of each process."""
         for child, output in zip(self.children, self.outputs, strict=True):
             output.seek(0)
             yield self.ended[child], output.read().decode("utf-8", "replace")
             output.close()
 
     def kill(self, whom: str, dice: random.Random) -> bool:
-        """Kill all, one of the processes that were started, or one that those have started.
+        """Kill all processes, one of them, or one of their children.
 
         Returns:
-            whether one was alive.
+            whether any was alive.
         """
         self._alive()
         alive = [child for child in self.children if child not in self.ended]
@@ -156,7 +156,7 @@ class Running:
 
 
 def _workers(groups: Sequence[int]) -> list[int]:
-    """Processes of some groups that train."""
+    """Return the training processes of some groups."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -168,7 +168,7 @@ def _workers(groups: Sequence[int]) -> list[int]:
 
 
 def adopt() -> None:
-    """Become the parent of orphans: a process that nobody waits for would seem to live on."""
+    """Become the parent of orphans: a process without a waiting parent would seem to stay alive."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 
 
@@ -177,8 +177,8 @@ class Soak:
     """The whole test.
 
     Attributes:
-        seed: of all choices; moments are measured in seconds, and so no run is like another.
-        tables: name -> row -> outcome -> how many.
+        seed: random seed of all choices; moments depend on the clock, so runs differ.
+        tables: name -> row -> outcome -> count.
     """
 
     seed: int
@@ -189,17 +189,17 @@ class Soak:
     _references: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
     def count(self, table: str, row: str, outcome: str) -> None:
-        """Remember an outcome."""
+        """Count an outcome."""
         self.tables.setdefault(table, {}).setdefault(row, Counter())[outcome] += 1
 
     def tell(self, table: str, row: str, what: str, bug: Bug) -> None:
-        """Remember a bug, and print it."""
+        """Record a bug, and print it."""
         self.bugs += 1
         self.count(table, row, "bug")
         print(f"--seed {self.seed}: {row}, {what}: {bug}", flush=True)
 
     def reference(self, name: str, world: World) -> dict[str, bytes]:
-        """What an experiment of a world comes to when it is left alone."""
+        """Return the uninterrupted results of a world's experiment."""
         if name not in self._references:
             path = self.root / "reference"
             shutil.rmtree(path, ignore_errors=True)
@@ -233,7 +233,7 @@ class Soak:
         )
 
     def kill_some(self, name: str, world: World, number: int, most: int) -> int:
-        """One experiment whose commands are killed now and then; returns how many kills."""
+        """Kill one experiment's commands now and then; return the number of kills."""
         dice = random.Random(f"{self.seed} {name} {number}")
         scenario, path = SCENARIOS[number % len(SCENARIOS)], self.root / "exp"
         row, kills, reference = f"{name}, {scenario}", 0, self.reference(name, world)
@@ -253,7 +253,7 @@ class Soak:
         return kills
 
     def _kill(self, name: str, world: World, stage: Stage, path: Path, dice: random.Random) -> str:
-        """Begin a stage and kill it; "" if it ended before."""
+        """Start a stage and kill it; return "" if it ended before."""
         choices = ["all", "all", "one"] + ["worker"] * 2 * ("--nj 2" in stage[0].words)
         whom = dice.choice(choices if len(stage) == 1 else ["all", "one"])
         length = self._length.get(self._key(name, stage), 1.0)
@@ -330,7 +330,7 @@ class Soak:
             self.tell("crashes", row, f"number {fault.at}", bug)
 
     def report(self) -> None:
-        """Print how many there were of each kind."""
+        """Print the counts of each kind."""
         for table, rows in self.tables.items():
             outcomes = sorted({outcome for counter in rows.values() for outcome in counter})
             lines = [[row, *(rows[row][outcome] for outcome in outcomes)] for row in sorted(rows)]
@@ -344,8 +344,8 @@ def soak(worlds: Sequence[str], kills: int, crashes: int | None, seed: int, root
 
     Args:
         worlds: names in `WORLDS`.
-        kills: how many, shared by the worlds.
-        crashes: how many crash points, all if None.
+        kills: the number of kills, shared by the worlds.
+        crashes: the number of crash points, all if None.
         root: an empty folder.
 
     Returns:

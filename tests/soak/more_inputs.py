@@ -1,4 +1,4 @@
-"""Inputs beyond those of `world.py`: of rescoring and its privacy, of sent features, of sounds."""
+"""Inputs beyond those of `world.py`: rescoring and its privacy, sent features, audio."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import yaml
 
 from fedtools.files.datadir import DataDir, write_table
 
-# Where `soak.py` lets noise's key be; the record of releases lies beside it.
+# Where `soak.py` keeps the noise key, next to the record of releases.
 SECRET = "secret"
 BLOCKS = '["encoder.embed.*","encoder.encoders.0.*"]'
-# name -> options of FMP, and those of its privacy.
+# name -> options of FMP and of its privacy.
 FMP = {
     "fmp": {"sends": "increments"},
     "fmpnoise": {"privacy": {"mechanism": "laplace", "epsilon": 1.0, "trust": "client"}},
@@ -47,7 +47,7 @@ def kws_init(path: str, method: str) -> str:
 
 VARY = "--vary alpha=0,0.75 --set rounds=2"
 SPOKEN = ("spoken", "dec/text")
-# name, words, inputs, and what else must be there, as of `world.Command`.
+# name, words, inputs, and other required files, like `world.Command`.
 ROWS: list[tuple[str, str, Sequence[str], Sequence[str]]] = [
     ("import-kaldi", "import-nbest kaldi {}/kaldi {}/new", ["kaldi"], []),
     ("import-espnet", "import-nbest espnet {}/recog {}/new", ["recog"], []),
@@ -111,7 +111,7 @@ ROWS: list[tuple[str, str, Sequence[str], Sequence[str]]] = [
 
 
 def build(root: Path, call) -> None:
-    """Make them, in a folder that has those of `world.py`."""
+    """Make the inputs, in a folder that has those of `world.py`."""
     _nbest(root)
     _rescoring(root, call)
     _features(root, call)
@@ -119,7 +119,7 @@ def build(root: Path, call) -> None:
 
 
 def _nbest(root: Path) -> None:
-    """N-best lists as Kaldi and as ESPnet, in two jobs, leave them."""
+    """Write N-best lists in Kaldi's format and, in two jobs, in ESPnet's."""
     lists = {f"{one}-{number}": ("a b", "b a", "") for one in "xy" for number in range(3)}
     for job in (1, 2):
         folder = root / "kaldi" / f"archives.{job}"
@@ -140,7 +140,7 @@ def _nbest(root: Path) -> None:
 
 
 def _rescoring(root: Path, call) -> None:
-    """A stream, what it is made of, and federations of it with and without noise."""
+    """Make a stream, its sources, and federations of it with and without noise."""
     rescored_world.make_stream(root / "stream", 6)
     data = DataDir.read(root / "stream")
     data.path = root / "said"
@@ -160,7 +160,7 @@ def _rescoring(root: Path, call) -> None:
 
 
 def _features(root: Path, call) -> None:
-    """DecoupleFL before and after its features were taken, i-vectors, footprints; sent clips."""
+    """Make DecoupleFL before and after features are sent, i-vectors, footprints, sent clips."""
     call(decouple_init("feats").split())
     call("sample {}/feats".split())
     call("train-local {}/feats".split())
@@ -191,7 +191,7 @@ def _features(root: Path, call) -> None:
 
 
 def _sounds(root: Path) -> None:
-    """One recording of each format, and tables that need not be there."""
+    """Write one recording of each format, and optional tables."""
     folder, random = root / "sounds", np.random.default_rng(0)
     folder.mkdir()
     wave = random.normal(0, 0.1, 4800)

@@ -1,4 +1,4 @@
-"""One file made worse: what disks, editors, scripts and strangers do to it."""
+"""Damage to one file as caused by disks, editors, scripts and strangers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUMBERS = [
 ]
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
 SHAPES: list[Any] = [[], [0], [-1], [1 << 62, 4], [1 << 70], [10**4000], [1.5], ["1"], None, [[1]]]
-# YAML that is small, and large or endless when it is read.
+# YAML that is small as text, and large or endless once parsed.
 BOMBS = [
     "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
     "a: &a [*a]\n",
@@ -37,7 +37,7 @@ BOMBS = [
     "a: !!bool x\n",
     "a: !!python/object/apply:os.system [false]\n",
     "? [a]\n: b\n",
-    # Integers: decimal, hexadecimal, octal, binary, and to the base 60; to print one takes long.
+    # Integers: decimal, hexadecimal, octal, binary, and in base 60; some are slow to print.
     *(f"a: {number}\n" for number in ("9" * 5000, "9" * 1_000_000, "0x" + "f" * 1_000_000)),
     *(f"a: {number}\n" for number in ("0" + "7" * 1_000_000, "0b" + "1" * 1_000_000)),
     *(f"a: {number}\n" for number in ("1" + ":59" * 300_000, "-" + "1_" * 500_000 + "1")),
@@ -47,12 +47,12 @@ BOMBS = [
 
 
 def mutate(path: Path, dice: random.Random, others: list[Path]) -> str:
-    """Make a file worse, and say how.
+    """Damage a file, and return a description.
 
     Args:
         path: the file.
-        dice: decides how.
-        others: files whose content it may get.
+        dice: source of random choices.
+        others: files whose content may replace it.
     """
     ways: list[Callable[[Path, random.Random], str]] = [_bytes, _bytes, _lines, _lines, _token]
     ways += [_token, _replace, lambda path, dice: _other(path, dice, others)]
@@ -67,7 +67,7 @@ def _put(path: Path, content: bytes) -> None:
     mode = path.stat().st_mode
     path.unlink()
     path.write_bytes(content)
-    path.chmod(mode)  # A key that others can read would be refused for that.
+    path.chmod(mode)  # A key that other users can read would be refused for that.
 
 
 def _bytes(path: Path, dice: random.Random) -> str:
@@ -112,7 +112,7 @@ def _lines(path: Path, dice: random.Random) -> str:
 
 
 def _token(path: Path, dice: random.Random) -> str:
-    """A word of the file becomes another, or disappears."""
+    """Replace or remove a word of the file."""
     content = path.read_bytes()
     separators = [b" ", b"\t", b"\n", b":", b"/", b",", b"-"]
     separator = dice.choice([mark for mark in separators if mark in content] or [b" "])
@@ -124,7 +124,7 @@ def _token(path: Path, dice: random.Random) -> str:
 
 
 def _replace(path: Path, dice: random.Random) -> str:
-    """Something else is in the file's place."""
+    """Put something other than a file in its place."""
     way = dice.choice(["nothing", "folder", "FIFO", "zeros", "dangling", "loop", "socket"])
     path.unlink()
     if way == "folder":
@@ -144,7 +144,7 @@ def _replace(path: Path, dice: random.Random) -> str:
 
 
 def _other(path: Path, dice: random.Random, others: list[Path]) -> str:
-    """The content of another file."""
+    """Replace the content by another file's."""
     other = dice.choice(others)
     if other != path:
         path.unlink()
@@ -153,7 +153,7 @@ def _other(path: Path, dice: random.Random, others: list[Path]) -> str:
 
 
 def _option(path: Path, dice: random.Random) -> str:
-    """One option of YAML has another value, another name, or is not there."""
+    """Change the value or name of an option of YAML, or remove it."""
     content = yaml.safe_load(path.read_text())
     places = list(_places(content))
     if not places:
@@ -178,14 +178,14 @@ def _option(path: Path, dice: random.Random) -> str:
 
 
 def _places(content: Any) -> list[tuple[str, ...]]:
-    """The keys of all options, each with those that lead to it."""
+    """Return the keys of all options, each with the keys that lead to it."""
     if not isinstance(content, dict):
         return []
     return [(key, *rest) for key, value in content.items() for rest in [(), *_places(value)]]
 
 
 def _tensor(path: Path, dice: random.Random) -> str:
-    """Numbers of a tensor are others, or what the header says of it is."""
+    """Change numbers of a tensor, or its header."""
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8 : 8 + size]), bytearray(content[8 + size :])

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Make inputs worse, one at a time, run commands on them, and say what no command may do.
+"""Damage inputs, one at a time, run commands on them, and report forbidden outcomes.
 
     python tests/soak/soak.py --inputs 10000 [--seed 1]
-    python tests/soak/soak.py --only 4711 [--seed 1]     one of them again, with what it said
+    python tests/soak/soak.py --only 4711 [--seed 1]     repeat one of them and print its output
     python tests/soak/soak.py --kills 200 [--seed 1]     federations that are stopped, see kills.py
     python tests/soak/soak.py --inputs 1000 --kills 20   both, one after the other
 
-A command may do its work (exit status 0) or refuse it (1, and one line that names a file). What
-else it does is a bug: a traceback, a signal, no end, memory without bounds, an error that names no
+A command may succeed (exit status 0) or refuse its input (1, and one line that names a file).
+Anything else is a bug: a traceback, a signal, no end, memory without bounds, an error that names no
 file, a temporary file that stays, or a file under its final name that its reader refuses.
 """
 
@@ -43,7 +43,7 @@ from fedtools.files import tables  # noqa: E402
 from fedtools.files.errors import UserError  # noqa: E402
 
 SECONDS = 40.0
-# Beyond what the process has when it begins.
+# In addition to what the process has at its start.
 MEMORY = 3 << 30
 IMPORTED = (
     *("pydantic.type_adapter", "pydantic.json_schema", "pydantic.plugin._loader"),
@@ -57,13 +57,13 @@ IMPORTED = (
     *("fedtools.attack.run", "fedtools.speaker.ivector", "fedtools.decode.foreign"),
     *("fedtools.models.espnet", "fedtools.report.page", "fedtools.report.plots"),
 )
-# Outcomes that are no bug.
+# Outcomes that are not bugs.
 FINE = ("done", "refused")
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: its exit status, or minus a signal; None if it had no end."""
+    """The end of a command: its exit status, or minus a signal; None if it did not end."""
 
     status: int | None
     said: str
@@ -71,7 +71,7 @@ class Ended:
 
 
 def run(words: Sequence[str], root: Path) -> Ended:
-    """Run a command line in a fork of this process, which has imported everything.
+    """Run a command line in a fork of this process, which has imported all modules.
 
     Args:
         words: see `world.Command.words`.
@@ -79,7 +79,7 @@ def run(words: Sequence[str], root: Path) -> Ended:
     """
     text = " ".join(words).replace("{}", str(root))
     commands = [line.split() for line in text.split(" && ")]
-    # Without mapped files, whose pages a fork does not have before it looks at them.
+    # Without mapped files, whose pages a fork does not hold before it reads them.
     _, resident, mapped, *_ = map(int, Path("/proc/self/statm").read_text().split())
     before = (resident - mapped) * resource.getpagesize() >> 10
     with tempfile.TemporaryFile() as output:
@@ -95,7 +95,7 @@ def run(words: Sequence[str], root: Path) -> Ended:
 
 
 def _wait(child: int) -> bool:
-    """Whether a process ends in time."""
+    """Return whether a process ends in time."""
     descriptor = os.pidfd_open(child)
     try:
         return bool(select.select([descriptor], [], [], SECONDS)[0])
@@ -111,10 +111,10 @@ def _limit() -> None:
 
 
 def judge(ended: Ended, root: Path, changed: Sequence[Path]) -> str:
-    """The outcome of a command, in a word.
+    """Return the outcome of a command as one word.
 
     Args:
-        changed: the files that it wrote.
+        changed: the written files.
     """
     if ended.status is None:
         return "no end"
@@ -140,13 +140,13 @@ def judge(ended: Ended, root: Path, changed: Sequence[Path]) -> str:
     who, _, said = last.partition(": ")
     if who != "fedtools" and not who.endswith(".py"):
         return "no error line"
-    # A path that was made worse may lead anywhere.
+    # A damaged path may lead anywhere.
     named = str(root) in said or "/" in said.partition(": ")[0] or ": cannot be read: " in said
     return "refused" if named else "no file named"
 
 
 def snapshot(root: Path) -> dict[Path, tuple[int, int]]:
-    """The files of a folder, with what changes when one is written."""
+    """Return the files of a folder, with the properties that change on writing."""
     found = {}
     for path in root.rglob("*"):
         status = path.lstat()
@@ -156,7 +156,7 @@ def snapshot(root: Path) -> dict[Path, tuple[int, int]]:
 
 
 def case(number: int, seed: int, base: Path, root: Path) -> tuple[str, str, str, Ended]:
-    """Run one case: the command, what was made worse, the outcome, and how it ended."""
+    """Run one case; return command, damage, outcome and end."""
     dice = random.Random(f"{seed} {number}")
     command = world.COMMANDS[number % len(world.COMMANDS)]
     shutil.rmtree(root, ignore_errors=True)
@@ -169,11 +169,11 @@ def case(number: int, seed: int, base: Path, root: Path) -> tuple[str, str, str,
         copy(source, target)
     victims: dict[str, list[Path]] = {}
     for path in inputs_of(command, root):
-        # Of many alike, such as recordings, one is as good as all.
+        # Of many similar files, such as recordings, one is enough.
         kind = "".join(mark for mark in path.name if not mark.isdigit())
         victims.setdefault(kind, []).append(path)
     everything = [path for paths in victims.values() for path in paths]
-    # Options are what people write by hand, and can be wrong in the most ways.
+    # Options are written by hand and can be wrong in the most ways.
     weights = [5 if kind.endswith(".yaml") else 1 for kind in sorted(victims)]
     victim = dice.choice(victims[dice.choices(sorted(victims), weights)[0]])
     how = mutate(victim, dice, everything)
@@ -185,7 +185,7 @@ def case(number: int, seed: int, base: Path, root: Path) -> tuple[str, str, str,
 
 
 def inputs_of(command: world.Command, root: Path) -> Iterator[Path]:
-    """The files that a command reads, in a fixed order."""
+    """Yield the files that a command reads, in a fixed order."""
     for name in command.inputs:
         place = root / name
         if place.is_file():
@@ -194,7 +194,7 @@ def inputs_of(command: world.Command, root: Path) -> Iterator[Path]:
 
 
 def make_world(root: Path, base: Path) -> None:
-    """Make the inputs where commands will find them, for they name each other, and keep a copy."""
+    """Make the inputs at their final paths, since they name each other, and keep a copy."""
 
     def call(words: Sequence[str]) -> None:
         ended = run(words, root)
@@ -208,12 +208,12 @@ def make_world(root: Path, base: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make inputs worse and run commands on them.")
-    parser.add_argument("--inputs", type=int, help="how many; 100 if there are to be no kills")
+    parser.add_argument("--inputs", type=int, help="number of inputs; 100 without --kills")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--start", type=int, default=0, help="number of the first")
-    parser.add_argument("--only", type=int, help="the number of a single one, told in full")
-    parser.add_argument("--kills", type=int, help="how many kills of federations")
-    parser.add_argument("--crashes", type=int, help="how many crash points; all by default")
+    parser.add_argument("--start", type=int, default=0, help="number of the first input")
+    parser.add_argument("--only", type=int, help="number of a single input, printed in full")
+    parser.add_argument("--kills", type=int, help="number of kills of federations")
+    parser.add_argument("--crashes", type=int, help="number of crash points; all by default")
     parser.add_argument("--worlds", nargs="+", default=["counts", "keywords"])
     options = parser.parse_args()
     if options.inputs is None:
@@ -235,13 +235,13 @@ def main() -> int:
 
 
 def _apart(part: Callable[..., int], options: argparse.Namespace, folder: Path) -> bool:
-    """Whether a part finds bugs, in a process of its own: each imports what the other must not."""
+    """Run a part in its own process, as imports conflict; return whether it found bugs."""
     sys.stdout.flush()
     child = os.fork()
     if not child:
         bugs = 1
         try:
-            # No key, and no record of releases, of who runs this.
+            # Not the user's own key and record of releases.
             os.environ["FEDTOOLS_NOISE_KEY"] = str(folder / "world" / SECRET / "noise.key")
             os.environ.pop("FEDTOOLS_NONCE", None)
             bugs = part(options, folder)
@@ -256,14 +256,14 @@ def _apart(part: Callable[..., int], options: argparse.Namespace, folder: Path) 
 
 
 def stop(options: argparse.Namespace, folder: Path) -> int:
-    """Stop federations as the options say; the number of bugs."""
+    """Stop federations according to the options; return the number of bugs."""
     import kills
 
     return kills.soak(options.worlds, options.kills, options.crashes, options.seed, folder)
 
 
 def worsen(options: argparse.Namespace, folder: Path) -> int:
-    """Make inputs worse as the options say; the number of bugs."""
+    """Damage inputs according to the options; return the number of bugs."""
     fork_server.preload(IMPORTED)
     numbers = range(options.start, options.start + options.inputs)
     if options.only is not None:

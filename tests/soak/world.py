@@ -1,6 +1,6 @@
-"""Small valid inputs of every command, and the commands: what the soak test makes worse.
+"""Small valid inputs of every command, which the soak test damages, and the commands.
 
-A new command is a line in `COMMANDS`; what it reads is made by a builder and named in `inputs`.
+A new command is a line in `COMMANDS`; a builder makes its inputs, which `inputs` names.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Call = Callable[[Sequence[str]], None]
 
 @dataclass(frozen=True)
 class Command:
-    """A command on files of the world, whose folder is the current one.
+    """A command on files of the world, run in the world's folder.
 
     Attributes:
-        name: in the table of results.
+        name: its name in the table of results.
         words: the command line, whose words may have "{}" for the world's absolute path; the first
-            is a `fedtools` command, or a script of this project. After "&&" comes another one.
-        inputs: files and folders that it reads; one file among them is made worse.
-        also: what must be there, but is left as it is.
+            is a `fedtools` command, or a script of this project. "&&" separates commands.
+        inputs: files and folders that it reads; one file among them is damaged.
+        also: files that must exist but are left intact.
     """
 
     name: str
@@ -55,7 +55,7 @@ def kws_init(path: str) -> str:
     )
 
 
-# --- what the inputs are ------------------------------------------------------------------------
+# --- inputs -------------------------------------------------------------------------------------
 
 DATA = ("raw", "audio")
 ASR = ("config.yaml", "tokens", "train", "valid")
@@ -185,14 +185,14 @@ COMMANDS = [
 ]
 
 
-# --- making them --------------------------------------------------------------------------------
+# --- builders -----------------------------------------------------------------------------------
 
 
 def build(root: Path, call: Call) -> None:
     """Make the inputs of all commands in a folder.
 
     Args:
-        call: runs a command line as `Command.words` has it; raises if it fails.
+        call: runs a command line in the form of `Command.words`; raises if it fails.
     """
     _audio(root)
     _corpora(root)
@@ -202,7 +202,7 @@ def build(root: Path, call: Call) -> None:
 
 
 def _audio(root: Path) -> None:
-    """Recordings, and data directories that name them: of sentences, and of single words."""
+    """Make recordings, and data directories that name them: of sentences, and of single words."""
     random = np.random.default_rng(0)
     (root / "audio").mkdir()
     raw, words = DataDir(root / "raw"), DataDir(root / "words")
@@ -230,7 +230,7 @@ def _corpora(root: Path) -> None:
 
 
 def _speech(root: Path, call: Call) -> None:
-    """Features with transcripts, and what is trained and decoded from them."""
+    """Make features with transcripts, and models and hypotheses from them."""
     simulated.data_dir(root / "train", ["au", "en"], 3, 0)
     simulated.data_dir(root / "valid", ["au", "en"], 2, 1)
     simulated.config_file(root / "config.yaml", average=1, rounds=2)
@@ -263,7 +263,7 @@ def _speech(root: Path, call: Call) -> None:
 
 
 def _clips(root: Path, call: Call) -> None:
-    """Packed clips, and an experiment where the report of keyword spotting looks for it."""
+    """Make packed clips, and an experiment at the path that the keyword report reads."""
     keywords.pack(root / "clips/train", {"ann": [2, 2, 4, 3], "bob": [1, 1, 3, 4]})
     keywords.pack(root / "clips/test", {"eve": [2, 2, 2, 2]})
     keywords.config_file(root / "kws.yaml", rounds=2)

@@ -199,8 +199,8 @@ class Folder:
         for name, there, wanted in sorted(info["mismatched_keys"]):
             problem = f"{name!r} has shape {tuple(there)}, but {tuple(wanted)} by config.json"
             raise UserError(problem, path=self.path, remedy=_AGAIN)
-        if lacking := sorted(info["missing_keys"]):
-            raise UserError(f"its weights lack {lacking[0]!r}", path=self.path, remedy=_AGAIN)
+        if missing := sorted(info["missing_keys"]):
+            raise UserError(f"its weights lack {missing[0]!r}", path=self.path, remedy=_AGAIN)
         if more := sorted(filter(_is_of_model, info["unexpected_keys"])):
             problem = f"its weights have {more[0]!r}, which config.json does not"
             raise UserError(problem, path=self.path, remedy=_AGAIN)

@@ -48,4 +48,4 @@ def import_whisper(source: Path, out: Path, tokenizer: Path | None = None) -> li
     tokens = read_tokenizer(tokenizer, whisper.sizes.vocabulary)
     suppressed, notes = read_suppressed(tokenizer, tokens)
     write_folder(out, whisper, tokens, suppressed)
-    return [*whisper.said, *notes]
+    return [*whisper.notes, *notes]

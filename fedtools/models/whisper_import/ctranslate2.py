@@ -132,7 +132,7 @@ class _Reader:
         for _ in range(self._number("I")):
             name = self._text()
             if name in found:
-                self._fail(f"variable {name!r} comes twice")
+                self._fail(f"variable {name!r} is duplicated")
             found[name] = self._variable(name)
         aliases = {}
         for _ in range(self._number("I")):

@@ -52,7 +52,7 @@ class Whisper:
 
     sizes: Sizes
     tensors: dict[str, torch.Tensor]
-    said: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def check(sizes: Sizes, tensors: Mapping[str, torch.Tensor], path: Path) -> None:

@@ -65,7 +65,7 @@ def read_openai(path: Path) -> Whisper:
             problem = f"{name!r} is not a tensor of float16, bfloat16 or float32"
             raise UserError(problem, path=path)
         if (ours := _renamed(name)) in tensors:
-            raise UserError(f"tensor {ours!r} comes twice", path=path)
+            raise UserError(f"tensor {ours!r} is duplicated", path=path)
         tensors[ours] = value
     # A view of a single number can have any size.
     if sum(value.nbytes for value in tensors.values()) > path.stat().st_size:

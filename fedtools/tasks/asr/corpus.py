@@ -159,7 +159,7 @@ class Corpus:
         for client in invert(data.utt2client):
             names = data.client_utterances(client)
             if kind == "transcripts":
-                data.text |= self._said(client, names)
+                data.text |= self._transcripts(client, names)
             else:
                 data.text |= labels.of(number, client, self.gather_sent(data, names, seals))
         if not data.text:
@@ -168,7 +168,7 @@ class Corpus:
             raise UserError(problem, path=data.path, remedy=remedy)
         return self.gather_sent(data, list(data.text), seals, labelled=True)
 
-    def _said(self, client: str, names: Sequence[str]) -> dict[str, str]:
+    def _transcripts(self, client: str, names: Sequence[str]) -> dict[str, str]:
         """Return the transcripts of a client's features, which a real server never has."""
         own = self.utterances("train", client)
         sent = sent_names(own.audio(0).tobytes(), client, len(own))

@@ -150,9 +150,9 @@ class Utterances:
         seals: Mapping[str, Seal] | None = None,
     ):
         for table, file in ((data.feats_scp, "feats.scp"), (data.text, "text")):
-            lacking = [name for name in names if name not in table]
-            if lacking and (labelled or table is data.feats_scp):
-                raise UserError(f"no entry of utterance {lacking[0]!r}", path=data.path / file)
+            missing = [name for name in names if name not in table]
+            if missing and (labelled or table is data.feats_scp):
+                raise UserError(f"no entry of utterance {missing[0]!r}", path=data.path / file)
         self.tokenizer, self.labelled, self.path = tokenizer, labelled, data.path
         self.names = list(names)
         self.texts = [data.text.get(name, "") for name in self.names]

@@ -46,8 +46,16 @@ from fedtools.tasks.asr.frozen import check_frozen
 from fedtools.tasks.asr.items import Single
 from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
 from fedtools.tasks.asr.server_labels import check_server_labels
-from fedtools.tasks.base import Gone, Indicator, Items, NewExperiment, State, Task, as_configured
-from fedtools.tasks.begin import begin_with, personal_parameters, split_base, tell_what_is_trained
+from fedtools.tasks.base import (
+    Indicator,
+    Items,
+    MissingData,
+    NewExperiment,
+    State,
+    Task,
+    as_configured,
+)
+from fedtools.tasks.begin import begin_with, personal_parameters, report_trained, split_base
 from fedtools.tasks.facts import ALL
 
 
@@ -92,7 +100,7 @@ class AsrTask(Task[Method]):
         phases = map(new.method.phase, range(1, options.rounds + 1))
         if any(phase.jointly or isinstance(phase.sends, Extracted) for phase in phases):
             cut_above(model, personal_parameters(new.method, model), options.model, where)
-        tell_what_is_trained(model)
+        report_trained(model)
         return states
 
     def settings(self) -> AbstractContextManager[None]:
@@ -101,7 +109,7 @@ class AsrTask(Task[Method]):
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> UtteranceSource:
         for client in clients if phase.may_lack else ():
             if archive := missing_archive(self.corpus.read("train", True), client):
-                raise Gone(f"its {archive.name} is missing")
+                raise MissingData(f"its {archive.name} is missing")
         received = not clients and bool(phase.on_features)
         if received:
             data = self.corpus.sent(phase.on_features)

@@ -31,7 +31,7 @@ from fedtools.models.copies import copy_of
 from fedtools.models.keywords import build_network, inputs_of
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
-from fedtools.tasks.begin import begin_with, split_base, tell_what_is_trained
+from fedtools.tasks.begin import begin_with, report_trained, split_base
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.frozen import open_frozen
 from fedtools.tasks.kws.clips import ClipCorpus
@@ -97,7 +97,7 @@ class KwsTask(Task[Method]):
         check_optimizer(training, f"{where}: training")
         check_frozen(new, network, training)
         states = begin_with(new, network, tensors_of(network))
-        tell_what_is_trained(network)
+        report_trained(network)
         return states
 
     @cached_property

@@ -24,7 +24,7 @@ from fedtools.lm.word_scores import NBEST
 from fedtools.methods.base import Method, Phase
 from fedtools.models.nnlm import NnlmOptions, build_nnlm
 from fedtools.models.training import check_optimizer, load_model
-from fedtools.tasks.base import NewExperiment, State, Task, as_configured, lacking
+from fedtools.tasks.base import NewExperiment, State, Task, as_configured, not_supported
 from fedtools.tasks.begin import begin_with
 from fedtools.tasks.lm.model import LmModels, LmTraining, SentenceSource
 from fedtools.tasks.rescore.spoken import check_planned, check_split, measure_text
@@ -71,10 +71,10 @@ class LmTask(Task[Method]):
 
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> SentenceSource:
         if not clients:
-            raise lacking(self, "data at a server")
+            raise not_supported(self, "data at a server")
         (client,) = clients
         check_planned(self.experiment, number)
-        key, sentences = (self.experiment.seed, number, client), self._said(client, number)
+        key, sentences = (self.experiment.seed, number, client), self._sentences(client, number)
         words, size = len(self._stream.rescored.vocabulary), self.training.batch_sentences
         return SentenceSource(sentences, words, key, self.method.local_epochs, size, self.device)
 
@@ -94,7 +94,7 @@ class LmTask(Task[Method]):
     def _group(self, client: str, number: int) -> slice:
         return self._stream.groups(client, self.experiment.options.rounds)[number - 1]
 
-    def _said(self, client: str, number: int) -> list[list[int]]:
+    def _sentences(self, client: str, number: int) -> list[list[int]]:
         """Return the first pass' best hypotheses for a round's utterances, as word ids."""
         group, rescored = self._group(client, number), self._stream.rescored
         first = rescored.first_hypothesis[group]

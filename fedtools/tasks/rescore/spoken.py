@@ -30,17 +30,17 @@ def check_planned(experiment: Experiment, number: int) -> None:
         raise UserError(problem, path=experiment.path, remedy=remedy)
 
 
-def measure_text(said: Mapping[str, str], text: Mapping[str, str]) -> dict[str, object]:
+def measure_text(hypotheses: Mapping[str, str], text: Mapping[str, str]) -> dict[str, object]:
     """Compute the columns of tasks whose clients rescore: word errors, and WER in %.
 
     Args:
-        said: utterance -> words of the hypothesis.
+        hypotheses: utterance -> words of the hypothesis.
         text: utterance -> words of the reference.
     """
     words = errors = 0
-    for name, heard in said.items():
+    for name, heard in hypotheses.items():
         spoken = words_of(text[name])
         words += len(spoken)
         errors += count_errors(spoken, words_of(heard)).errors
     rate = f"{100 * errors / words:.4f}" if words else "nan"
-    return {"utterances": len(said), "words": words, "errors": errors, "wer": rate}
+    return {"utterances": len(hypotheses), "words": words, "errors": errors, "wer": rate}
