@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedtools.files.dropped import Dropped, told
+from fedtools.files.dropped import Dropped, reasons_text
 
 
 def test_reasons_are_told_the_most_frequent_first():
@@ -16,5 +16,5 @@ def test_reasons_are_told_the_most_frequent_first():
     assert dropped.faults() == 4
     assert dropped.first == {"malformed line": "a.stm:7", "no words": "b.stm:1"}
     assert dropped.summary() == "malformed line: 3, not asked for: 2, no words: 1"
-    assert told(dropped, {"no words": "b"}).endswith(": 2, no words: 1, the first b")
-    assert told({}) == ""
+    assert reasons_text(dropped, {"no words": "b"}).endswith(": 2, no words: 1, the first b")
+    assert reasons_text({}) == ""

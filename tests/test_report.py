@@ -444,9 +444,9 @@ def test_usage_errors(cli, recipe, wrong):
 
 def test_a_name_that_comes_twice_is_refused(cli, recipe):
     for row, said in {
-        "FedAvg=:score/fedavg": "'FedAvg' comes twice",
-        "exp/fedavg:score/fedavg": "'FedAvg' comes twice, with seed 7",
-        "Baseline=:score/baseline": "'Baseline' comes twice, with the same scores",
+        "FedAvg=:score/fedavg": "'FedAvg' is duplicated",
+        "exp/fedavg:score/fedavg": "'FedAvg' is duplicated, with seed 7",
+        "Baseline=:score/baseline": "'Baseline' is duplicated, with the same scores",
     }.items():
         cli(*arguments(f"--row={row}")).fails(1, said, "--row NAME=")
     assert not Path("RESULTS.md").exists()

@@ -207,7 +207,7 @@ class Sweep:
 
     @cached_property
     def _label(self) -> tuple[str, str, int, dict[str, str]]:
-        """Return the parts of the noise label besides the setting; draw a nonce the first time."""
+        """Return the noise label without the setting; draw a nonce the first time."""
         nonce = Nonce.kept(self._nonce)
         return "sweep", nonce.text, self.seed, of_rescored(self._folder, False)
 

@@ -53,7 +53,7 @@ def drawing(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
             drawn.convert("RGB").quantize(256).save(temporary, "PNG", optimize=True)
 
 
-def look(index: int) -> dict[str, str]:
+def line_style(index: int) -> dict[str, str]:
     """Return the colour and the marker of a line."""
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
 

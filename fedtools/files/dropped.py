@@ -24,10 +24,10 @@ class Dropped(Counter[str]):
 
     def summary(self) -> str:
         """Return the reasons and their counts as text, the most frequent first."""
-        return told(self)
+        return reasons_text(self)
 
 
-def told(counts: Mapping[str, int], first: Mapping[str, str] | None = None) -> str:
+def reasons_text(counts: Mapping[str, int], first: Mapping[str, str] | None = None) -> str:
     """Return reasons and counts as text, the most frequent first, such as "no words: 3".
 
     Args:

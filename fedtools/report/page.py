@@ -69,7 +69,7 @@ class Page:
         command: the command that reproduces the figures.
         note: sentences for the main table's caption.
         date: of the report; None for today.
-        plot: the PNG of WER by round, next to the page, if one is wanted.
+        plot: the PNG of WER by round, next to the page, if any.
         elsewhere: scores on other data; those of the same name are reported in one line.
         tables: captions of further tables, and their rows.
         references: names of rows of the main table that all tables show differences to.
@@ -134,9 +134,9 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
 
 def _references(methods: Sequence[Method], names: Sequence[str]) -> list[Method]:
     known = {method.name: method for method in methods}
-    if lacking := [name for name in names if name not in known]:
+    if missing := [name for name in names if name not in known]:
         remedy = f"there are {', '.join(known)}"
-        raise UserError(f"no row {lacking[0]!r} to show differences to", remedy=remedy)
+        raise UserError(f"no row {missing[0]!r} to show differences to", remedy=remedy)
     return [known[name] for name in names]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fedtools.files.drawing import drawing, every, look
+from fedtools.files.drawing import drawing, every, line_style
 from fedtools.report.results import Method
 
 
@@ -31,9 +31,9 @@ def plot_wer(path: str | Path, methods: Sequence[Method], title: str) -> None:
         axes = figure.subplots()
         for index, (name, curve) in enumerate(curves.items()):
             means = [_mean(values) for values in curve.values()]
-            axes.plot(list(curve), means, label=name, markevery=every(curve), **look(index))
+            axes.plot(list(curve), means, label=name, markevery=every(curve), **line_style(index))
             low, high = map(min, curve.values()), map(max, curve.values())
-            colour = look(index)["color"]
+            colour = line_style(index)["color"]
             axes.fill_between(list(curve), [*low], [*high], color=colour, alpha=0.15, linewidth=0)
         _draw_start(axes, methods, curves)
         axes.set_title(title, loc="left", fontsize=10)

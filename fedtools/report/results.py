@@ -139,7 +139,7 @@ def group(runs: Sequence[Run]) -> list[Method]:
     """Group runs of the same name into one method, in the order in which names first appear.
 
     Raises:
-        UserError: if a seed comes twice, or the methods have different numbers of runs.
+        UserError: if a seed is duplicated, or the methods have different numbers of runs.
     """
     methods: dict[str, Method] = {}
     for run in runs:
@@ -149,7 +149,7 @@ def group(runs: Sequence[Run]) -> list[Method]:
                 other.scores == run.scores if run.seed is None else other.seed == run.seed
             ):
                 seed = "the same scores" if run.seed is None else f"seed {run.seed}"
-                problem = f"{run.name!r} comes twice, with {seed}"
+                problem = f"{run.name!r} is duplicated, with {seed}"
                 remedy = "give another seed of it, or a name: --row NAME=EXP_DIR:SCORE_DIR"
                 raise UserError(problem, remedy=remedy)
         found.runs.append(run)
@@ -256,7 +256,7 @@ def read_curve(path: Path, facts: Facts) -> dict[int, dict[str, float]]:
     for line, row in enumerate(read_tsv(path, facts.header), 2):
         of_round = curve.setdefault(count(row, "round", path, line), {})
         if row["client"] in of_round:
-            problem = f"round {row['round']} of {row['client']!r} comes twice"
+            problem = f"round {row['round']} of {row['client']!r} is duplicated"
             raise UserError(problem, path=path, line=line)
         of_round[row["client"]] = number(row, facts.rate, path, line)
     first = next(iter(curve.values()), {})

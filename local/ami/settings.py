@@ -168,7 +168,7 @@ def figures(rows: Sequence[dict[str, str]]) -> list[str]:
 
 def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title: str) -> None:
     """Plot WER against epsilon, with a line for the baseline without adaptation."""
-    from fedtools.files.drawing import drawing, look
+    from fedtools.files.drawing import drawing, line_style
 
     with drawing(path, (5.6, 4.2)) as figure:
         axes = figure.subplots()
@@ -176,7 +176,7 @@ def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title
             settings = drawn(exp, seeds, name)
             means = [statistics.fmean(map(statistics.fmean, map(wers, rows)))
                      for rows in settings.values()]  # fmt: skip
-            axes.plot([float(one) for one in settings], means, label=label, **look(index))
+            axes.plot([float(one) for one in settings], means, label=label, **line_style(index))
         (without,) = sweep_rows(exp, seeds, "none")
         noiseless = statistics.fmean(wers(without))
         axes.axhline(noiseless, color="0.4", linestyle=":", label="FMP without noise")

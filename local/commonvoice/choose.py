@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from corpus import Row, sha256_of
 
-from fedtools.files.dropped import told
+from fedtools.files.dropped import reasons_text
 from fedtools.files.errors import UserError
 
 SETS = ("train", "valid", "test")
@@ -75,7 +75,7 @@ def hold_out(
         UserError: if train, valid and test cannot have a speaker each.
     """
     if len(speakers) < len(SETS):
-        why = f" (dropped: {told(dropped)})" if dropped.total() else ""
+        why = f" (dropped: {reasons_text(dropped)})" if dropped.total() else ""
         raise UserError(
             f"{name} has usable clips of {len(speakers)} speakers, but train, valid and test need "
             f"one each{why}",
@@ -139,7 +139,7 @@ def fit_to_train(
         remedy = "widen the limits of seconds and characters a second"
         if counts[COMMON]:
             remedy = "for a closed vocabulary, give --common-sentences keep"
-        raise UserError(f"{name} has nothing to train on ({told(counts)})", remedy=remedy)
+        raise UserError(f"{name} has nothing to train on ({reasons_text(counts)})", remedy=remedy)
     left_out.update(reason for reason in reasons.values() if reason)
     return {who: own for who, own in fit.items() if own}
 

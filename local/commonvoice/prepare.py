@@ -49,7 +49,7 @@ from choose import SETS, UNFIT, choose
 from corpus import Row, sha256_of
 
 from fedtools.files.datadir import DataDir, check_id, write_table
-from fedtools.files.dropped import told
+from fedtools.files.dropped import reasons_text
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.languages import is_code
 from fedtools.files.sections import Corpus
@@ -326,7 +326,7 @@ def report(sets: dict[str, list[Row]], dropped: Counter, options: argparse.Names
             who = "the server has" if prefix else "the clients have"
             ratio = ":".join(f"{value:g}" for value in asked)
             print(f"{who} {hours:.2f} h, not {sum(asked):g} h: all there is, in ratio {ratio}")
-    reasons = f" ({told(dropped)})" if dropped.total() else ""
+    reasons = f" ({reasons_text(dropped)})" if dropped.total() else ""
     print(f"kept {sum(map(len, sets.values()))}, dropped {dropped.total()}{reasons}")
 
 
@@ -352,7 +352,7 @@ def prepare(options: argparse.Namespace) -> None:
     asked += sum(dropped[reason] for reason in UNFIT)
     if faults > options.max_drop * asked:
         raise UserError(
-            f"{faults} of {asked} rows are faulty ({told(dropped)})",
+            f"{faults} of {asked} rows are faulty ({reasons_text(dropped)})",
             path=language,
             remedy="repair the corpus or raise --max-drop",
         )

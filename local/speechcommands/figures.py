@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from runs import Run, Runs, network_title, title_of
 from tables import SYMBOLS, ablation, ablations
 
-from fedtools.files.drawing import drawing, every, look
+from fedtools.files.drawing import drawing, every, line_style
 
 
 def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
@@ -50,9 +50,9 @@ def _line(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
     curve = mean_curve(runs)
     rounds = list(curve)
     means, spreads = (np.array(values) for values in zip(*curve.values(), strict=True))
-    axes.plot(rounds, means, label=name, markevery=every(rounds), **look(index))
+    axes.plot(rounds, means, label=name, markevery=every(rounds), **line_style(index))
     if spreads.any():
-        band = {"color": look(index)["color"], "alpha": 0.15, "linewidth": 0}
+        band = {"color": line_style(index)["color"], "alpha": 0.15, "linewidth": 0}
         axes.fill_between(rounds, means - spreads, means + spreads, **band)
 
 
@@ -108,7 +108,7 @@ def _points(
 ) -> None:
     found = [mean_and_spread(run.lasting for run in seeds) for seeds in runs]
     means, spreads = [mean for mean, _ in found], [spread or 0.0 for _, spread in found]
-    axes.errorbar(at, means, spreads, linestyle=line, capsize=2.5, label=name, **look(index))
+    axes.errorbar(at, means, spreads, linestyle=line, capsize=2.5, label=name, **line_style(index))
 
 
 def _title_and_legend(axes: Axes, title: str, found: Iterable[Sequence[Run]]) -> None:

@@ -64,7 +64,7 @@ from silence import PIECE_CLIPS, cut_silence, share_noise
 
 from fedtools.files.atomic import write_text
 from fedtools.files.datadir import DataDir, byte_order, write_table
-from fedtools.files.dropped import told
+from fedtools.files.dropped import reasons_text
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.sections import Clips
 from fedtools.files.seeds import seed64
@@ -254,7 +254,7 @@ def report(tasks: list[Task], split: str, notes: list[str]) -> None:
 def outcome_of(kept: int, dropped: Dropped) -> str:
     """Return the numbers of clips kept and dropped, with reasons and their first clips, as text."""
     counts = {reason: len(clips) for reason, clips in dropped.items()}
-    listed = told(counts, {reason: clips[0] for reason, clips in dropped.items() if clips})
+    listed = reasons_text(counts, {reason: clips[0] for reason, clips in dropped.items() if clips})
     return f"kept {kept}, dropped {sum(counts.values())}" + (f" ({listed})" if listed else "")
 
 

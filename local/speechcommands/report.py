@@ -44,7 +44,7 @@ PAPER = "Li et al. 2022"
 
 @dataclass(frozen=True)
 class KeywordPage(Page):
-    """The contents of a section besides our own figures.
+    """The contents of a section in addition to our own figures.
 
     Attributes:
         paper: a table of the paper's figures.
@@ -75,7 +75,9 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
             have different data, or the page's markers are damaged.
     """
     path, runs = Path(path), read_runs(root)
-    pictures = {name: beside(path, page, name) for name in ("accuracy", "detection", "ablation")}
+    pictures = {
+        name: picture_path(path, page, name) for name in ("accuracy", "detection", "ablation")
+    }
     if not runs.methods(True):
         del pictures["accuracy"]
     if not runs.methods(True) or not ablations(runs):
@@ -94,7 +96,7 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
     return accuracy_table(runs, page.references).markdown()
 
 
-def beside(path: Path, page: Page, name: str) -> Path:
+def picture_path(path: Path, page: Page, name: str) -> Path:
     """Return the path of a picture of the section."""
     return path.with_name(f"{path.stem}-{page.section}-{name}.png")
 
@@ -175,7 +177,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
     drawn = {f"Clients of task {task} (figure 1)": f"clients-{task}" for task in runs.tasks}
     drawn["Accuracy between a model and two clients' models (figure 4)"] = "landscape"
     for title, name in drawn.items():
-        if (picture := beside(path, page, name)).exists():
+        if (picture := picture_path(path, page, name)).exists():
             parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]
     return "\n\n".join(part.strip() for part in parts)
 

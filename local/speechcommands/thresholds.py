@@ -162,11 +162,11 @@ def places_drawn(runs: Runs) -> list[tuple[str, str]]:
 
 def _draw_place(row: Sequence[Axes], runs: Runs, place: tuple[str, str], speech: list[str]) -> None:
     """Draw the panels of a task and a network: of clips, and of each running speech."""
-    from fedtools.files.drawing import look
+    from fedtools.files.drawing import line_style
 
     for index, method in enumerate((*runs.methods(True), *runs.methods(False))):
         seeds = runs.get(*place, method)
-        style = {"color": look(index)["color"], "label": title_of(method)}
+        style = {"color": line_style(index)["color"], "label": title_of(method)}
         if curves := [curve for run in seeds for curve in _det(run)]:
             deviates = np.linspace(_deviate(_ENDS[0]), _deviate(_ENDS[1]), _POINTS)
             row[0].plot(deviates, _mean(curves, 100 * norm.cdf(deviates)), **style)

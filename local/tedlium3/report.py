@@ -223,7 +223,7 @@ def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> N
     """
     from matplotlib.ticker import MaxNLocator
 
-    from fedtools.files.drawing import drawing, look
+    from fedtools.files.drawing import drawing, line_style
 
     places = list(dict.fromkeys(place for place, _ in first))
     with drawing(path, (4.2 * len(places) + 0.4, 3.2)) as figure:
@@ -240,12 +240,12 @@ def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> N
                 if known:
                     places_of, own = zip(*known, strict=True)
                     values = [float(row["EER%"]) for row in own]
-                    axes.plot(places_of, values, label=name, **look(index))
+                    axes.plot(places_of, values, label=name, **line_style(index))
                 else:
                     middle = [(float(r["low"]) + float(r["high"])) / 2 for r in rows]
                     errors = [[m - float(r["low"]) for m, r in zip(middle, rows, strict=True)]] * 2
                     numbers = range(1, len(rows) + 1)
-                    axes.errorbar(numbers, middle, errors, label=name, **look(index))
+                    axes.errorbar(numbers, middle, errors, label=name, **line_style(index))
             axes.set_title(f"activations {PLACES[place]}", fontsize=9)
             axes.set_xlabel("Hidden layer")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -257,7 +257,7 @@ def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> N
 
 def plot_det(path: Path, curves: Iterable[tuple[str, Path]], title: str) -> None:
     """Plot detection error trade-offs, both rates on normal deviate scales."""
-    from fedtools.files.drawing import drawing, look
+    from fedtools.files.drawing import drawing, line_style
 
     columns = ("threshold", "false_rejects", "false_accepts")
     ticks = [0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99, 0.999]
@@ -271,7 +271,7 @@ def plot_det(path: Path, curves: Iterable[tuple[str, Path]], title: str) -> None
             if inside:
                 xs, ys = (norm.ppf(values) for values in zip(*inside, strict=True))
                 reached += [*xs, *ys]
-                axes.plot(xs, ys, label=name, **{**look(index), "marker": None})
+                axes.plot(xs, ys, label=name, **{**line_style(index), "marker": None})
         for axis, what in ((axes.xaxis, "False accepts (%)"), (axes.yaxis, "False rejects (%)")):
             axis.set_ticks(norm.ppf(ticks), [f"{100 * tick:g}" for tick in ticks])
             axis.set_label_text(what)
