@@ -637,3 +637,23 @@ def test_the_reports_command_names_no_folder_of_this_machine(tmp_path):
     done = run("bash", "-c", script, recipe, env=environment).ok()
     expected = "TEDLIUM=.../TEDLIUM_release-3 run.sh --pretrained .../tiny.en --nj 2"
     assert done.out.strip() == expected
+
+
+# ------------------------------------------------------------------------- installing extras
+def test_pretrained_packages_are_installed_from_a_recipe_as_well(tmp_path):
+    """A recipe calls the script by its symbolic link, below which there is no setup.py."""
+    log = tmp_path / "log"
+    script(
+        tmp_path / "bin/python3",
+        f"""case "$1 $2" in
+    "-c "*) exit 1 ;;                                   # nothing is installed
+    "-m pip") echo "$@" >>{shlex.quote(str(log))} ;;
+    *) exec {shlex.quote(sys.executable)} "$@" ;;
+esac
+""",
+    )
+    paths = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    recipe = ROOT / "egs/commonvoice/asr1"
+    done = run(recipe / "utils/pretrained.sh", cwd=recipe, env={**os.environ, "PATH": paths})
+    assert done.code == 1 and "cannot be imported after its installation" in done.err
+    assert "transformers" in log.read_text()

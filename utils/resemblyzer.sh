@@ -7,7 +7,7 @@
 set -euo pipefail
 export LC_ALL=C
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 say() { printf 'resemblyzer.sh: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }

@@ -11,7 +11,7 @@ help_message="Usage: $0 [--source URL] [OUT]
 OUT gets the site, in place of one that was built there before; default: build/site at the root of the
 checkout."
 . "$(dirname "${BASH_SOURCE[0]}")/parse_options.sh"
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 say() { printf 'site.sh: %s\n' "$*" >&2; }
 [[ $# -le 1 ]] || { say "unexpected argument '$2'; see --help"; exit 2; }
