@@ -53,6 +53,31 @@ def test_commands_parse(page, line):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+SCRIPTS = [
+    (page, script)
+    for page in PAGES
+    for script in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
+]
+
+
+@pytest.mark.parametrize(("page", "script"), SCRIPTS, ids=[str(page) for page, _ in SCRIPTS])
+def test_scripts_parse(page, script):
+    """Every command of a script with variables and loops succeeds with --help appended."""
+    of_command = r"^(\s*)((?:\./|utils/|local/)\S+|fedtools)(?= )"
+    changed, count = re.subn(of_command, r"\1with_help \2", script, flags=re.M)
+    assert count
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-euc", f'with_help() {{ "$@" --help; }}\n{changed}'],
+        capture_output=True,
+        text=True,
+        cwd=page.parent,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_options_of_the_recipes_are_known(page):
     here = page.parent / "run.sh"
