@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, inside
-from pages import CONTRIBUTING, OWN_CORPUS, SET_UP, blocks
+from pages import CONTRIBUTING, OWN_CORPUS, SET_UP, bash, blocks
 
 TOP = ROOT / "README.md"
 RECIPES = sorted((ROOT / "egs").glob("*/*/README.md"))
@@ -41,16 +38,9 @@ def test_there_are_commands():
 @pytest.mark.parametrize(("page", "line"), RUNS, ids=[line for _, line in RUNS])
 def test_commands_parse(page, line):
     """With --help appended, the scripts succeed after reading the preceding options."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-c", f"{line} {'--version' if line.startswith('tests/') else '--help'}"],
-        capture_output=True,
-        text=True,
-        cwd=page.parent,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    option = "--version" if line.startswith("tests/") else "--help"
+    # A line of a loop has the loop's variable.
+    bash(f"set +u; {line} {option}", page.parent).ok()
 
 
 SCRIPTS = [
@@ -66,16 +56,7 @@ def test_scripts_parse(page, script):
     of_command = r"^(\s*)((?:\./|utils/|local/)\S+|fedtools)(?= )"
     changed, count = re.subn(of_command, r"\1with_help \2", script, flags=re.M)
     assert count
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-euc", f'with_help() {{ "$@" --help; }}\n{changed}'],
-        capture_output=True,
-        text=True,
-        cwd=page.parent,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    bash(f'with_help() {{ "$@" --help; }}\n{changed}', page.parent).ok()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
