@@ -14,6 +14,7 @@ from fedtools.files.datadir import byte_order, write_table
 from fedtools.files.tables import write_tsv
 from fedtools.score.detection import NEGATIVE
 from fedtools.score.last_evaluations import SPEAKER_COLUMNS, last_of
+from fedtools.tasks.base import as_configured
 from fedtools.tasks.parts import CLIPS, LOGITS
 
 SILENCE = NEGATIVE[0]
@@ -52,6 +53,7 @@ def score_clips(federation: Federation, split: str = "test") -> list[int]:
     return numbers
 
 
+@as_configured
 def logits_after(federation: Federation, split: str, number: int) -> np.ndarray:
     """Compute the logits (clips, classes) of a split's clips by the models of a round."""
     logits_of, found = federation.task.need(LOGITS), []

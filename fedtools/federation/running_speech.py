@@ -126,7 +126,13 @@ def count_false_accepts(
             problem = f"keywords differ from those of {listeners[0].federation.experiment.path}"
             raise UserError(problem, path=one.federation.experiment.path)
     speech = speech_without(name, folder, sorted(keywords), leave_out)
-    hop = max(1, round(hop_seconds * RATE))
+    with federations[0].settings():
+        _listen(listeners, speech, max(1, round(hop_seconds * RATE)))
+    return [_written(one, speech, split) for one in listeners]
+
+
+def _listen(listeners: Sequence[Listener], speech: Speech, hop: int) -> None:
+    """Slide over all utterances; listeners of one kind share their features."""
     for utterance, wave in _waves(speech):
         speech.seconds += len(wave) / RATE
         features: dict[tuple[object, ...], torch.Tensor] = {}
@@ -136,7 +142,6 @@ def count_false_accepts(
                 windows = windows_of(wave, corpus.samples, hop)
                 features[kind] = corpus.made(torch.from_numpy(windows).float())
             _hear(one, utterance, features[kind], hop)
-    return [_written(one, speech, split) for one in listeners]
 
 
 def windows_of(wave: np.ndarray, samples: int, hop: int) -> np.ndarray:

@@ -25,6 +25,7 @@ from fedtools.files.seeds import generator
 from fedtools.files.states import spec_of
 from fedtools.files.tables import format_table, write_tsv
 from fedtools.models.training import load_model
+from fedtools.tasks.base import as_configured
 from fedtools.tasks.kws.model import tensors_of
 from fedtools.tasks.kws.task import predict
 from fedtools.tasks.parts import CLIPS, MODELS
@@ -32,6 +33,7 @@ from fedtools.tasks.parts import CLIPS, MODELS
 FILE = "private.tsv"
 
 
+@as_configured
 def measure(federation: Federation, most: int, clips: int) -> dict[str, object]:
     """Measure accuracies of private models and of the shared one, as a row of `PRIVATE`.
 
