@@ -27,10 +27,10 @@ app.add_typer(attack, name="attack")
 JOB = typer.Option(1, "--job", min=1, help="Number of this job, from 1.")
 NJ = typer.Option(1, "--nj", min=1, help="Number of jobs that share the models.")
 UNITS = (
-    "clip=1 clips to the median norm of the round's updates; noise=z adds noise with a standard "
-    "deviation of z * bound / sqrt(n), where n is the update's number of values, or without clip "
-    "of z times the update's root mean square. BatchNorm statistics are clipped and noised "
-    "separately, each by its own norm."
+    "clip=1 clips to the median norm of the round's updates. noise=z adds noise of standard "
+    "deviation z * B / sqrt(n) to each of the update's n values; B is the bound of clip or, "
+    "without clip, the update's norm. keep=A,B does not send the tensors that match A or B. "
+    "BatchNorm statistics are clipped and noised separately, each tensor by its own norm."
 )
 SET = typer.Option([], "--set", help="Override an option of the YAML file: a2.width=64.")
 # The sections of all attacks on pairs of models have this option with the same default.
@@ -254,7 +254,7 @@ def a1(
     models: Path = typer.Option(
         None,
         metavar="TSV",
-        help="Columns model, speaker, gender, talks: report trials by recording, too.",
+        help="Columns model, speaker, gender, talks: also report trials by recording.",
     ),
     cohort: list[Path] = typer.Option(
         [],
@@ -318,7 +318,7 @@ def a2(
     round_: list[int] = typer.Option(
         [1], "--round", min=1, help="Round of the models to attack; may be given several times."
     ),
-    layer: int = typer.Option(..., min=1, help="h, the hidden layer to attack."),
+    layer: int = typer.Option(..., min=1, help="Number h of the hidden layer to attack."),
     part: Part = PART,
     defence: str = DEFENCE,
     config: Path = typer.Option(None, help="YAML with a section a2: network, width, ..."),
@@ -326,7 +326,7 @@ def a2(
     models: Path = typer.Option(
         None,
         metavar="TSV",
-        help="Columns model, speaker, gender, talks: report trials by recording, too.",
+        help="Columns model, speaker, gender, talks: also report trials by recording.",
     ),
     others: int = OTHERS,
     resamples: int = RESAMPLES,
@@ -335,18 +335,18 @@ def a2(
 ) -> None:
     """Test whether two models share a speaker, by embeddings.
 
-    The attack learns from the models of KNOWN, whose speakers are not those of EXP: a network that
-    computes embeddings is trained on the models of some of these speakers, and LDA, PLDA, cohort
-    and calibration on those of the others (see a2.network). A speaker needs two models, from two
-    clients or from two rounds. In the first of the rounds, both experiments must have begun with
-    the same global model. With a defence, there are rows for three attackers: ignorant,
-    lazy-informed (enrols with defended models) and semi-informed (also learns from them).
+    The attack learns from the models of KNOWN, whose speakers are known and not in EXP. The models
+    of some speakers (a fraction, a2.network) train a network that computes embeddings; those of the
+    others train LDA, PLDA, cohort and calibration. A speaker needs two models, from two clients or
+    two rounds. Both experiments must have had the same global model at the start of the first
+    --round. With a defence, there are rows for three attackers: ignorant, lazy-informed (enrols
+    with defended models) and semi-informed (also learns from defended models).
 
     Reads: update.<job>.* and global.safetensors of KNOWN/round_<number>/ and EXP/round_<number>/;
     the folder of --indicator; the TSV of --models; section a2 of the YAML of --config.
 
-    Writes: OUT/a2.h<layer>.tsv and .yaml; embeddings in .ark and .scp, with a defence by attacker;
-    a score for each trial, and DET curves.
+    Writes: OUT/a2.h<layer>.tsv and .yaml; embeddings in .ark and .scp (with a defence, one pair for
+    each attacker); a score for each trial, and DET curves.
 
     Example in egs/tedlium3/attack1: fedtools attack a2 exp/mini/part1 exp/mini/part2 exp/mini/a2 \
         --indicator data/mini/indicator_iv --layer 1 --models data/mini/models.tsv \

@@ -26,24 +26,24 @@ def decode(
     out: Path = typer.Argument(..., metavar="DECODE_DIR", help="The folder for the N-best lists."),
     model: str = typer.Option("average", help="The model to use: average, start, or round:N."),
     lm: Path = typer.Option(
-        None, help="Folder made by fedtools train-lm; default: greedy search without one."
+        None, help="N-gram for beam search, made by fedtools train-lm; default: greedy search."
     ),
     config: Path = typer.Option(None, help="YAML with a section decode: beam_size, nbest, ..."),
     phrases: Path = typer.Option(
-        None, metavar="TSV", help="Columns client, phrase: words to favour, by client."
+        None, metavar="TSV", help="Columns client, phrase: words to favour, by client; needs --lm."
     ),
     bonus: float = typer.Option(
         2.0, min=0, help="Bonus for each word of --phrases, as a natural logarithm."
     ),
     job: int = typer.Option(
-        None, min=1, help="Decode only this one of --nj parts; default: decode and join all."
+        None, min=1, help="Decode only this one of --nj parts; default: decode and merge all."
     ),
     nj: int = typer.Option(1, min=1, help="Number of parts for --job."),
     ngpu: int = NGPU,
 ) -> None:
     """Decode each client's utterances into N-best lists.
 
-    If clients have personal models, each client's utterances are decoded with its own.
+    If clients have personal models, each client's utterances are decoded with its own model.
 
     Reads: EXP/model.safetensors and EXP/clients/<client>/model.safetensors; DATA_DIR/feats.scp and
     utt2client; the folder of --lm; the files of --config and --phrases.

@@ -111,7 +111,7 @@ def pack_clips(
     folder: Path = typer.Argument(..., metavar="OUT", help="Gets clips.npy, clips.tsv, ..."),
     classes: Path = typer.Option(..., metavar="TXT", help="List of labels, one per line."),
     noise: Path | None = typer.Option(
-        None, metavar="SCP", help="Table of background noise: name and path."
+        None, metavar="SCP", help="Table of noise recordings for augmentation: name and path."
     ),
     max_drop: float = MAX_DROP,
     clip_seconds: float = section_option(
@@ -122,8 +122,8 @@ def pack_clips(
 ) -> None:
     """Pack one-word utterances into clips of equal length.
 
-    All clips are in one file, client by client. If DATA_DIR has no utt2client, each speaker is a
-    client.
+    The clips of all clients are written to one file, client by client. If DATA_DIR has no
+    utt2client, each speaker is a client.
 
     Reads: DATA_DIR/wav.scp, segments, text, utt2spk, utt2client; the audio; the files of --classes
     and --noise.

@@ -19,7 +19,8 @@ def init(
     experiment: Path = EXPERIMENT,
     config: Path = typer.Option(..., help="YAML with the sections model and training."),
     section: list[str] = typer.Option(
-        [], help="A section of the YAML file to merge into its top level."
+        [],
+        help="A section of the YAML file to merge into its top level; may be given several times.",
     ),
     method: str = typer.Option(..., help="A method, as listed by fedtools methods."),
     data: list[str] = typer.Option(
@@ -30,19 +31,21 @@ def init(
     asset: list[str] = typer.Option(
         [],
         metavar="NAME=FOLDER",
-        help="A folder that the task needs: for asr, tokens made by fedtools train-tokens.",
+        help="A folder that the task needs; for asr tokens=FOLDER, made by fedtools train-tokens.",
     ),
     start: Path = typer.Option(None, help="A model.safetensors to start from."),
     seed: int = typer.Option(0, min=0, help="Random seed."),
-    set_: list[str] = typer.Option([], "--set", help="Override an option: training.grad_clip=1."),
+    set_: list[str] = typer.Option(
+        [], "--set", help="Override an option of the YAML file: training.grad_clip=1."
+    ),
 ) -> None:
     """Create an experiment: its options and initial state.
 
-    The configuration is frozen: the same command with other options fails and names the first
+    Options cannot be changed later: the same command with other options fails and names the first
     difference.
 
-    With the option adapt, only a part of the base model is trained, and the size of that part is
-    printed. The base is the model of --start or, with network hf, a Hugging Face folder.
+    If the YAML sets model.adapt, only a part of a base model is trained, and the size of that part
+    is printed. The base is the model of --start or, with network hf, a Hugging Face folder.
 
     Reads: the YAML of --config; the folders of --data (the list of clients, and a fingerprint of
     the data) and of --asset; the model of --start.
@@ -164,7 +167,7 @@ def train_local(
 def aggregate(experiment: Path = EXPERIMENT, round_: int = ROUND, ngpu: int = NGPU) -> None:
     """Validate and aggregate a round's updates.
 
-    This writes the next global state and closes the round.
+    The result is the global state of the next round; then the round is closed.
 
     Reads: EXP/round_<number>/clients, update.<job>.* and features.<client>.*.
 
@@ -216,10 +219,10 @@ def rounds(
     """Run all rounds; the same command resumes a killed run.
 
     Under srun, mpirun or torchrun, or in processes with RANK and WORLD_SIZE in their environment,
-    all ranks run one federation together, on any number of machines that share the folder; --nj is
-    ignored then.
+    all ranks run one federation together, on any number of machines that share the folder EXP; --nj
+    is then ignored.
 
-    Reads: EXP, and the data that it was begun with.
+    Reads: EXP, and the data that fedtools init was given.
 
     Writes: EXP/round_<number>/ and EXP/clients/<client>/, as sample, train-local and aggregate do;
     EXP/evaluate_<split>.tsv with --evaluate.

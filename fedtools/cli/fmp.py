@@ -128,9 +128,9 @@ def rescore_words(
 ) -> None:
     """Give clients lists of their own words to favour.
 
-    The lists are never sent. Utterances that a list is made from get no bonus; with --list, all
-    utterances do. The second pass favours whole phrases, the first pass (`fedtools decode`) each of
-    their words.
+    The lists are never sent. Utterances that a list is made from get no bonus; with --list, no
+    utterance is excluded. The second pass favours whole phrases, the first pass (`fedtools decode`)
+    each of their words.
 
     Reads: STREAM, or the TSV of --list.
 
@@ -195,14 +195,14 @@ def rescore_rows(
     fixed: list[str] = SET,
     static: list[Path] = typer.Option(
         [],
-        help="Kaldi text for the unigram of rows with everybody: static; may be given several "
-        "times.",
+        help="Kaldi text from which the fixed unigram (everybody: static) is estimated; may be "
+        "given several times.",
     ),
     static_plain: list[Path] = typer.Option(
         [], help="The same as --static, for text without utterance ids."
     ),
     without: Path = typer.Option(
-        None, help="List of words, one per line, such as fillers: also score without them."
+        None, help="List of words, one per line, such as fillers: score also without these words."
     ),
     seed: int = typer.Option(
         0, min=0, help="Random seed of noise, and of the choice of other clients."
@@ -210,8 +210,8 @@ def rescore_rows(
 ) -> None:
     """Measure FMP and its controls, by person.
 
-    A row is a setting of FMP, or a control: counts of another kind (adapted, posterior, reference),
-    counts of another client, or a fixed unigram.
+    A row of the section is a setting of FMP's options, or a control: counts of another kind
+    (adapted, posterior, reference), counts of another client, or a fixed unigram.
 
     Reads: STREAM; DATA_DIR/utt2person and utt2meeting; a section of the YAML of --config; the texts
     of --static and --static-plain; the list of --without.
@@ -330,13 +330,13 @@ def privacy(
 ) -> None:
     """Sum up the epsilon that FMP's releases have spent.
 
-    The table has the epsilon of a word, an utterance and a user. For several experiments, such as
-    seeds on the same data, the epsilons of each utterance and each user are added up. The figures
-    depend on the clients' data, and so are only for those who run the experiment.
+    The table has the epsilon of a word, an utterance and a user, by release and in total. Given
+    several experiments, such as seeds on the same data, the command also prints the sum for all of
+    them. The figures depend on the clients' data: show them only to those who run the experiment.
 
-    Reads: EXP/config.yaml and the record of EXP's releases.
+    Reads: EXP/config.yaml and the record of the releases, of each EXP.
 
-    Writes: EXP/dp.tsv.
+    Writes: EXP/dp.tsv, of each EXP.
 
     Example in egs/ami/rescore1: fedtools privacy exp/mini/fmp-laplace-utterance-8/seed0
     """

@@ -17,7 +17,9 @@ from fedtools.files.sections import Bootstrap
 if TYPE_CHECKING:
     from fedtools.report.page import Row
 
-DATA_DIR = typer.Argument(help="Data directory with text, utt2spk, and utt2client if any.")
+DATA_DIR = typer.Argument(
+    metavar="DATA_DIR", help="Data directory with text, utt2spk, and utt2client if any."
+)
 RESAMPLES = section_option(Bootstrap, "resamples", help="Number of bootstrap resamples.")
 SEED = typer.Option(0, help="Random seed of the bootstrap.")
 TEXT_RULE = typer.Option(
@@ -37,17 +39,19 @@ DATE = typer.Option(None, formats=["%Y-%m-%d"], help="Date of the report; defaul
 def score_command(
     data_dir: Path = DATA_DIR,
     hyp_text: Path = typer.Argument(
-        help="Kaldi text of the hypotheses; an id alone is an empty one."
+        metavar="HYP_TEXT", help="Hypotheses as Kaldi text; a line with only an id is an empty one."
     ),
-    out_dir: Path = typer.Argument(help="Gets score_wer/, score_cer/ and wer.tsv."),
+    out_dir: Path = typer.Argument(
+        metavar="OUT_DIR", help="Gets score_wer/, score_cer/, wer.tsv and speakers.tsv."
+    ),
     text_rule: Literal["none", "spoken"] = TEXT_RULE,
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> None:
     """Count word and character errors, with 95 % intervals.
 
-    Errors are counted by client, as sclite counts them. For a language written without spaces, as
-    given by utt2lang, only characters are counted.
+    Errors are counted as by sclite; the tables have a row for each client. For a language written
+    without spaces, as given by utt2lang, only characters are counted.
 
     Reads: DATA_DIR/text, utt2spk, utt2client, utt2lang; HYP_TEXT.
 
@@ -66,8 +70,8 @@ def score_command(
 @command("compare", "Decoding and scoring")
 def compare_command(
     data_dir: Path = DATA_DIR,
-    hyp_a: Path = typer.Argument(help="Kaldi text of system A's hypotheses."),
-    hyp_b: Path = typer.Argument(help="Kaldi text of system B's hypotheses."),
+    hyp_a: Path = typer.Argument(metavar="HYP_A", help="Kaldi text of system A's hypotheses."),
+    hyp_b: Path = typer.Argument(metavar="HYP_B", help="Kaldi text of system B's hypotheses."),
     out: Path | None = typer.Option(None, help="Also write the table to this TSV file."),
     text_rule: Literal["none", "spoken"] = TEXT_RULE,
     resamples: int = RESAMPLES,
