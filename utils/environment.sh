@@ -5,7 +5,7 @@
 #
 # Sets no shell option, so that a batch system's job script can source it too.
 
-_fedtools_root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || return 1
+_fedtools_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || return 1
 
 _fedtools_is_active() {
     local program lacking

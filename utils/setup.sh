@@ -16,7 +16,7 @@ torch_version=2.13.0
 espnet_version=202511
 kenlm_version=0.3.0
 
-root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 
 say() { printf '%s\n' "$*" >&2; }
