@@ -2,6 +2,7 @@
 """Adapters of a pretrained encoder for keyword spotting, on clips of one second.
 
     bench_adapters.py [--folder WHISPER] [--clients 8] [--clips 8] [--turns 5] [--device cpu]
+                      [--dtype float32]
 
 "lora": one step with adapters on all layers over one of full fine-tuning; peak memory in addition
 to the base, each in a process of its own. "kept bottom": a step of the head alone on what the
@@ -14,6 +15,7 @@ a folder the model is a random one of tiny's size.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import subprocess
 import sys
@@ -100,7 +102,7 @@ def spread(values: list[float]) -> str:
 def peak(folder: Path, kind: str, options: argparse.Namespace) -> float:
     """Return the megabytes that two steps add to the model's memory, in a process of its own."""
     command = [sys.executable, __file__, "--folder", folder, "--peak-of", kind]
-    command += ["--clips", options.clips, "--device", options.device]
+    command += ["--clips", options.clips, "--device", options.device, "--dtype", options.dtype]
     done = subprocess.run([str(word) for word in command], check=True, capture_output=True)
     return float(done.stdout.split()[-1])
 
@@ -189,15 +191,20 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=8, help="clips in a client's step")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--peak-of", choices=("lora", "full"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     # The task does the same.
     keep_freed_memory()
+    lower = contextlib.nullcontext()
+    if options.dtype == "bfloat16":
+        lower = torch.autocast(options.device, torch.bfloat16)
     if options.peak_of:
-        print_peak(options)
+        with lower:
+            print_peak(options)
         return
-    with tempfile.TemporaryDirectory() as place:
+    with lower, tempfile.TemporaryDirectory() as place:
         folder = Path(options.folder) if options.folder else tiny(Path(place) / "tiny")
         options.place = place
         for part in (lora, kept, stack):
