@@ -126,6 +126,30 @@ def test_too_few_clips_for_figure_4_are_told_before_training(alone):
     )
 
 
+def test_figure_4_of_a_grid_whose_first_network_is_not_centralised(alone):
+    recipe, _ = alone
+    grid = {"wide": {"fedavg": 0}, "dscnn": {"centralized": 0}}
+    networks = {**TINY["networks"], "wide": TINY["networks"]["dscnn"]}
+    config = {**TINY, "networks": networks, "grid": grid}
+    (recipe / "grid.yaml").write_text(yaml.safe_dump(config))
+    page = recipe / "of a grid"
+    page.mkdir()
+    more = ["--config", "grid.yaml", "--whole_grid", "true", "--networks", "wide dscnn"]
+    words, environment = command(recipe, *more, "--results", f"{page}/RESULTS.md")
+    listed = recipe / "exp/fake/experiments"
+    kept = listed.read_text()
+    # The models of centralised training are those of the run without a grid.
+    run(*words, "--stage", "3", "--stop_stage", "3", env=environment).ok()
+    run(*words, "--stage", "6", "--stop_stage", "6", env=environment).ok()
+    assert (page / "RESULTS-fake-landscape.png").read_bytes()[:4] == b"\x89PNG"
+    listed.write_text(kept.replace("/centralized/", "/fedavg/"))
+    assert (
+        "no figure 4" in run(*words, "--stage", "6", "--stop_stage", "6", env=environment).ok().out
+    )
+    assert not (page / "RESULTS-fake-landscape.png").exists()
+    listed.write_text(kept)
+
+
 def listed(recipe: Path) -> list[list[str]]:
     """Return folder, seed, sections and settings of each line of the list."""
     found = []

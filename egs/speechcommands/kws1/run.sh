@@ -162,9 +162,11 @@ if begins 6; then
         local/plot_clients.py "${dump}/${task}/train" "${figures}-clients-${task}.png" \
             --config "${config}"
     done
-    if [[ " ${methods} " = *" centralized "* ]]; then
-        ${train_cmd} "${exp}/log/landscape.log" local/landscape.py --config "${config}" \
-            "${exp}/${last}/${networks%% *}/centralized/seed${seeds%% *}" \
+    # The first network in the list with a model of centralised training; a grid need not have all.
+    start=$(awk -F '\t' -v task="${last}" '
+        split($2, part, "/") && part[3] == task && part[5] == "centralized" { print $2; exit }' "${list}")
+    if [ -n "${start}" ]; then
+        ${train_cmd} "${exp}/log/landscape.log" local/landscape.py --config "${config}" "${start}" \
             "${figures}-landscape.png" --ngpu "${ngpu}" --min-clips "${landscape_clips}"
     else
         log "Stage 6: no figure 4, which starts from a model of centralised training"
