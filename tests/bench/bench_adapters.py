@@ -15,7 +15,6 @@ a folder the model is a random one of tiny's size.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import subprocess
 import sys
@@ -197,9 +196,7 @@ def main() -> None:
     torch.set_num_threads(1)
     # The task does the same.
     keep_freed_memory()
-    lower = contextlib.nullcontext()
-    if options.dtype == "bfloat16":
-        lower = torch.autocast(options.device, torch.bfloat16)
+    lower = torch.autocast(options.device, torch.bfloat16, enabled=options.dtype == "bfloat16")
     if options.peak_of:
         with lower:
             print_peak(options)
