@@ -135,11 +135,17 @@ def ablations(options: argparse.Namespace) -> Iterator[list[str]]:
                 yield line(options, task, network, "alt.conserve=clips", seed)
 
 
-def check_figure_4(options: argparse.Namespace) -> None:
-    """Raise `UserError` if figure 4 is to be drawn, but fewer than two clients have the clips."""
-    folder = Path(options.dump) / options.tasks[-1] / "train"
-    if "centralized" not in options.methods or not options.landscape_clips:
+def check_figure_4(options: argparse.Namespace, lines: Sequence[Sequence[str]]) -> None:
+    """Raise `UserError` if figure 4 is to be drawn, but fewer than two clients have the clips.
+
+    It is drawn if the lines have a centralised model of the last task.
+    """
+    last = options.tasks[-1]
+    starts = f"{options.exp}/{last}/"
+    drawn = any(path.startswith(starts) and "/centralized/" in path for path, *_ in lines)
+    if not drawn or not options.landscape_clips:
         return
+    folder = Path(options.dump) / last / "train"
     enough = int((Clips.read(folder).sizes >= options.landscape_clips).sum())
     if enough < 2:
         wanted = f"two clients with {options.landscape_clips} clips"
@@ -162,7 +168,6 @@ def main() -> None:
     parser.add_argument("--pretrained", default="", help="folder of the networks' model, if any")
     options = parser.parse_args()
     with exit_with_message("experiments.py"):
-        check_figure_4(options)
         if rows := rows_of(options.grid) if options.grid else {}:
             lines = [*chosen_rows(options, rows)]
         else:
@@ -170,6 +175,7 @@ def main() -> None:
             lines = [*grid(options)]
             if options.ablations != "false":
                 lines += ablations(options)
+        check_figure_4(options, lines)
         for words in lines:
             print("\t".join(words))
 
