@@ -468,6 +468,30 @@ def test_tune_warns_at_an_edge_and_best_path_keeps_what_it_used(cli, tmp_path, g
     assert (out / "text").read_text() == "a x\n"
 
 
+def test_labels_that_repeat_themselves_are_left_out_and_counted(cli, tmp_path):
+    """Words, or the letters of one word; normal sentences with repeated words stay."""
+    texts = {
+        "a": "we call it bear",
+        "b": "the cat " * 40,
+        "c": "so it is h" + "a" * 60,
+        "d": "no no no no no no no no",
+        "e": "one two three four " * 4,
+        "f": "is he as tall as i am or is she as tall as he is",
+        "g": "",
+    }
+    lists = [(name, [Hypothesis(1, -1.0, 0.0, text.strip())]) for name, text in texts.items()]
+    write_nbest(tmp_path / "dec" / "nbest.tsv", lists)
+    plain = cli("best-path", tmp_path / "dec").ok()
+    assert plain.out == f"{tmp_path / 'dec' / 'text'}\n"
+    every = (tmp_path / "dec" / "text").read_text()
+    assert every == "".join(f"{name} {text}".strip() + "\n" for name, text in texts.items())
+    found = cli("best-path", tmp_path / "dec", "--drop-loops").ok().out
+    assert found == f"{plain.out[:-1]}: 3 of 7 hypotheses repeat themselves, left empty\n"
+    kept = {name: "" if name in "bce" else text for name, text in texts.items()}
+    found = (tmp_path / "dec" / "text").read_text()
+    assert found == "".join(f"{name} {text}".strip() + "\n" for name, text in kept.items())
+
+
 def test_tune_takes_the_middle_on_a_tie(cli, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "text").write_text("a x\n")

@@ -11,6 +11,8 @@ import keywords
 import numpy as np
 import pytest
 import simulated
+import yaml
+from asr_checkout import command, make_checkout
 from commands import inside, ledger, run
 from conftest import ROOT
 from pretrained_models import save_recogniser, save_whisper
@@ -86,6 +88,32 @@ def test_methods_of_asr1(speech: Path, method: str):
         state = load_file(kept[-1])
         assert state.keys() == personal
         assert any(not np.array_equal(state[name], whole[name]) for name in personal)
+
+
+def test_labels_that_repeat_themselves_are_not_trained_on(tmp_path: Path):
+    """All labels of a Whisper with random weights repeat themselves, so that none is left."""
+    recipe = make_checkout(tmp_path)
+    whisper = save_recogniser(tmp_path / "whisper", bins=80)
+    config = {
+        "model": {"network": "hf", "criterion": "seq2seq", "adapt": {"kind": "lora", "rank": 2}},
+        "pretrained": {"whisper": "tiny.en"},
+        "training": {"labels": "transcripts", "optim": "adamw", "batch_bins": 60000},
+        "rounds": 1,
+        "average": 1,
+        "decode": {"beam": 1},
+        "baseline": {"rounds": 1},
+        "variants": {
+            "transcripts": {"training": {"labels": "transcripts"}},
+            "as_it_is": {"training": {"optim_conf": {"lr": 0.0}}},
+        },
+    }
+    (recipe / "own.yaml").write_text(yaml.safe_dump(config))
+    words, environment = command(recipe, "--config", "own.yaml", "--pretrained", str(whisper))
+    words += ["--labels", "fixed", "--baseline", "as_it_is", "--methods", "fedavg"]
+    done = run(*words, "--speeds", "", "--stop_stage", "5", env=environment)
+    assert done.code == 1 and "27 of 27 hypotheses repeat themselves, left empty" in done.out
+    assert "no words for any utterance of data/fake/train" in done.err.splitlines()[-1]
+    assert not (recipe / "exp/fake/fedavg+fixed").exists()
 
 
 def test_features_are_counted_beside_adapters(speech: Path):

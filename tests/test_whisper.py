@@ -14,10 +14,10 @@ from conftest import inside, ledger
 from pretrained_models import IDS, MARKS, save_recogniser
 from safetensors.numpy import load_file
 
+from fedtools.decode.lists import loops
 from fedtools.files.errors import UserError
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.pretrained.whisper import Generation, Whisper
-from fedtools.tasks.asr.labels import loops
 
 START, END, NO_TIMES = (
     IDS[mark] for mark in ("<|startoftranscript|>", "<|endoftext|>", "<|notimestamps|>")

@@ -161,8 +161,16 @@ def best_path(
     weights: Path = typer.Option(
         None, help="YAML file made by fedtools tune; default: take rank 1 of each list."
     ),
+    drop_loops: bool = typer.Option(
+        False,
+        "--drop-loops",
+        help="Write an empty transcript for a hypothesis that repeats itself. For training labels.",
+    ),
 ) -> None:
     """Write the best hypothesis of every N-best list.
+
+    A decoder such as Whisper's may repeat a few words until the hypothesis ends. Such a hypothesis
+    counts as one in scoring, but is a harmful label in training: see --drop-loops.
 
     Reads: DECODE_DIR/nbest.tsv; the YAML of --weights.
 
@@ -173,7 +181,7 @@ def best_path(
     """
     from fedtools.decode.lists import best_path as best
 
-    print(best(out, weights))
+    print(best(out, weights, drop_loops))
 
 
 @command("export", "Federation")

@@ -19,13 +19,15 @@ label_train() {
     listed baselines | tune valid
     for path in $(listed baselines); do
         weights=(--weights "${path}/weights.yaml")
-        ! "${seq2seq}" || weights=()
+        ! "${seq2seq}" || weights=(--drop-loops)
         tabbed "${path}/decode_${trained}" "${weights[@]}"
     done | each "${cpu_cmd}" labels.best fedtools best-path
+    ! "${seq2seq}" || show labels.best
     for path in $(listed baselines); do
         tabbed "${data}/${trained}" "${path}/decode_${trained}/text" \
             "${data}/${trained}_fixed_${path##*/}"
     done | each "${cpu_cmd}" relabel fedtools relabel
+    show relabel
 }
 
 # Tune the LM weight and word score of the search with which a server labels the features that clients

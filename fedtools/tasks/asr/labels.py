@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedtools.client.objective import Objective, State
 from fedtools.decode.greedy import greedy
+from fedtools.decode.lists import loops
 from fedtools.models.asr import losses, outputs
 from fedtools.models.training import load_model
 from fedtools.tasks.asr.data import Batch
@@ -20,21 +21,10 @@ Transcribe = Callable[[tuple[Tensor, Tensor], Batch], list[list[int]]]
 Posteriors = Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
 
 
-# A label repeats itself if it has at least this many tokens, and fewer of its trigrams are distinct
-# than this share.
-_LONG, _NEW = 12, 0.5
-
-
 def greedy_labels(found: tuple[Tensor, Tensor], batch: Batch) -> list[list[int]]:
     """Return the tokens of CTC's best path for each utterance."""
     log_probs, lengths = found
     return greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
-
-
-def loops(tokens: Sequence[int]) -> bool:
-    """Return whether tokens repeat themselves, that is, few of their trigrams are distinct."""
-    triples = list(zip(tokens, tokens[1:], tokens[2:], strict=False))
-    return len(tokens) >= _LONG and len(set(triples)) < _NEW * len(triples)
 
 
 class Transcripts(Objective):

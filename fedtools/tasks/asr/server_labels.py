@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedtools.client.options import UtteranceTraining
 from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
-from fedtools.decode.lists import TunedWeights
+from fedtools.decode.lists import TunedWeights, loops
 from fedtools.files.atomic import remove
 from fedtools.files.config import from_mapping, option_error, read_yaml
 from fedtools.files.datadir import read_table, write_table
@@ -40,7 +40,6 @@ from fedtools.models.pretrained.whisper import Generation
 from fedtools.models.training import load_model
 from fedtools.tasks.asr import SERVER_WEIGHTS
 from fedtools.tasks.asr.data import Batch, Utterances
-from fedtools.tasks.asr.labels import loops
 from fedtools.tasks.asr.model import AsrModels, generate, posteriors_of_features
 from fedtools.tasks.base import NewExperiment
 
