@@ -187,7 +187,7 @@ def test_training_data_alone_are_of_several_speeds(alone):
         assert Path(yaml.safe_load(path.read_text())["data"]["train"]).name == split
 
 
-def test_an4_trains_on_no_speaker_it_is_judged_by_and_changes_no_speed_of_theirs(tmp_path):
+def test_an4_runs_to_its_rates_and_trains_on_no_speaker_it_is_judged_by(tmp_path):
     recipe, spoken = make_checkout(tmp_path), {"train": 10, "test": 11}
     (tmp_path / "clip.mp3").write_bytes(fakes.tiny_mp3())
     for name, speakers in spoken.items():
@@ -196,8 +196,8 @@ def test_an4_trains_on_no_speaker_it_is_judged_by_and_changes_no_speed_of_theirs
         tables["wav_scp"] = dict.fromkeys(who, str(tmp_path / "clip.mp3"))
         DataDir(tmp_path / "an4" / name, **tables).write()
     _, environment = command(recipe)
-    options = ("--config", "tiny.yaml", "--nj", "1", "--stop_stage", "1")
-    run("local/an4.sh", *options, tmp_path / "an4", env=environment, cwd=recipe).ok()
+    options = ("--config", "tiny.yaml", "--nj", "1", tmp_path / "an4")
+    done = run("local/an4.sh", *options, env=environment, cwd=recipe).ok()
     made = {
         name: DataDir.read(recipe / "data/an4" / name) for name in ("train_sp", "valid", "test")
     }
@@ -212,6 +212,13 @@ def test_an4_trains_on_no_speaker_it_is_judged_by_and_changes_no_speed_of_theirs
     lengths = [made[name].utt2num_frames.values() for name in ("valid", "test")]
     assert len({frames for one in lengths for frames in one}) == 1
     assert len(set(made["train_sp"].utt2num_frames.values())) == 3
+    # Rates of both sets, each over all of its utterances, by weights that were tuned on valid.
+    for name, words in (("valid", 8 * 2 * 2), ("test", 10 * 2 * 2)):
+        out = recipe / "exp/an4/baseline" / f"decode_{name}"
+        rows = [line.split("\t") for line in (out / "wer.tsv").read_text().splitlines()]
+        assert rows[-1][0] == "all" and rows[-1][rows[0].index("words")] == str(words)
+        assert (out / "weights.yaml").read_text() == (out.parent / "weights.yaml").read_text()
+    assert "WER" in done.out
 
 
 def test_reruns_from_stage_6(alone):

@@ -57,6 +57,6 @@ fi
 if begins 4; then
     log "Stage 4: decoding"
     for set in valid test; do tabbed "${baseline}" "${set}"; done | decode_all decode
-    tune "${baseline}"
-    for set in valid test; do score "${baseline}" "${set}"; done
+    tune valid <<<"${baseline}"
+    for set in valid test; do tabbed "${baseline}" "decode_${set}" "${set}"; done | score score
 fi
