@@ -13,6 +13,7 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtools.attack.options import A1
 from fedtools.client.options import ClipTraining, UtteranceTraining
 from fedtools.files.config import (
     differences,
@@ -21,6 +22,7 @@ from fedtools.files.config import (
     lookup,
     merge,
     override,
+    read_section,
     read_yaml,
     write_yaml,
 )
@@ -296,3 +298,12 @@ def test_what_is_written_is_read(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("yaml") / "c.yaml"
     write_yaml(path, {"1e5": "1e5", **content})
     assert read_yaml(path) == {"1e5": "1e5", **content}
+
+
+@pytest.mark.parametrize("setting", ["a2.width=64", "width=64", "a1"])
+def test_a_setting_of_another_section_is_refused(setting):
+    """It would have no effect."""
+    remedy = "write --set a1.option=value"
+    with pytest.raises(UserError, match=f"'{setting}' is not in the section 'a1'.*{remedy}"):
+        read_section(A1, None, "a1", [setting])
+    assert read_section(A1, None, "a1", ["a1.others=7"]).others == 7

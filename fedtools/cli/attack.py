@@ -32,7 +32,11 @@ UNITS = (
     "without clip, the update's norm. keep=A,B does not send the tensors that match A or B. "
     "BatchNorm statistics are clipped and noised separately, each tensor by its own norm."
 )
-SET = typer.Option([], "--set", help="Override an option of the YAML file: a2.width=64.")
+SET = typer.Option(
+    [],
+    "--set",
+    help="Override an option of the section: SECTION.OPTION=VALUE, such as a2.width=64.",
+)
 # The sections of all attacks on pairs of models have this option with the same default.
 OTHERS = section_option(
     A1,
@@ -149,10 +153,11 @@ def attack_features(
 ) -> None:
     """Attack the features sent by DecoupleFL's clients.
 
-    Four attacks measure, by client, how much the features reveal. I: find the features of a
-    speaker, given other audio of that speaker. II: cluster the features by speaker. III: transcribe
-    them with the server's classifier. IV: reconstruct filterbanks from them. Intervals are 95 %,
-    over speakers, where there are 10 or more; the last rows are means over clients.
+    Four attacks and a probe measure, by client, how much the features reveal. I: find the features
+    of a speaker, given the same or other audio of that speaker. II: cluster the features by
+    speaker. III: transcribe them with the server's classifier. IV: reconstruct filterbanks from
+    them. Probe: name the speaker, with a classifier trained on other utterances. Intervals are
+    95 %, over speakers, where there are 10 or more; the last rows are means over clients.
 
     Reads: EXP/round_<number>/features.<client>.ark and .scp; EXP's training data; --server-data;
     --text; section features of the YAML of --config.
@@ -260,7 +265,8 @@ def a1(
         [],
         metavar="DIR",
         help="Footprints of other people, for the score cohort; may be given several times. "
-        "Default: for each trial, the footprints in DIR... of all speakers but its two.",
+        "Default: the speakers in DIR... are split into five parts, and a trial is scored with the "
+        "parts that have neither of its two.",
     ),
     undefended: list[Path] = UNDEFENDED,
     config: Path = typer.Option(None, help="YAML with a section a1: alpha, scores, others."),

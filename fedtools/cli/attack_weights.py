@@ -27,8 +27,8 @@ def weights(
         [],
         metavar="DIR",
         help="Experiments of other people, for centring the updates and training the regression; "
-        "may be given several times. Default: for each trial, the models in EXP... of all "
-        "speakers but its two.",
+        "may be given several times. Default: the speakers in EXP... are split into five parts, "
+        "and a trial uses the parts that have neither of its two.",
     ),
     models: Path = typer.Option(
         None,
@@ -46,11 +46,12 @@ def weights(
     """Test whether two updates share a speaker.
 
     The scores are the cosine of two updates, part by part, centred on updates of other people; a
-    logistic regression over all parts, trained on other people; and the input of the client as read
-    out of a first layer's update, all of it or only what is constant, such as an i-vector. Where
-    there is nothing to attack, a line says why. With a defence, there are rows for three attackers.
-    The ignorant one enrols with, and has learnt from, undefended updates. The lazy-informed one
-    enrols with defended updates. The semi-informed one has also learnt from defended updates.
+    logistic regression over all parts, trained on other people; and the similarity of two clients'
+    inputs as read out of the update of a first layer: of all values, or only of constant ones such
+    as an i-vector. Where there is nothing to attack, a line says why. With a defence, there are
+    rows for three attackers. The ignorant one enrols with, and has learnt from, undefended updates.
+    The lazy-informed one enrols with defended updates. The semi-informed one has also learnt from
+    defended updates.
 
     Reads: update.<job>.* and global.safetensors in EXP/round_<number>/ and in the experiments of
     --cohort; the training data, to score the read-out; the TSV of --models; section weights of the

@@ -279,7 +279,14 @@ def read_section(
 
     Args:
         settings: overrides "section.name=value".
+
+    Raises:
+        UserError: if a setting is of another section, which would have no effect.
     """
+    for setting in settings:
+        if not setting.startswith(f"{section}."):
+            remedy = f"write --set {section}.option=value"
+            raise UserError(f"--set {setting!r} is not in the section {section!r}", remedy=remedy)
     content = override(read_yaml(config) if config else {}, settings)
     where = f"{config}: {section}" if config else section
     return from_mapping(kind, content.get(section), where)
