@@ -14,7 +14,7 @@ rounds=1                # rounds whose models are attacked; with "3 4" a speaker
 with=                   # other experiments whose models are compared with those of --exp, and attacked
                         # for attributes; A2, membership and the cost of defences use --exp alone
 cohort=                 # experiments of other people, on which attacks on weights and A1 are trained;
-                        # default: for each trial, the people in --exp and --with who are not in it
+                        # default: the parts of the people in --exp and --with, of five, that are not in a trial
 models=                 # table of model, speaker, gender, talks: adds trials by recording, and attributes
 tables=                 # tables of other attributes: utt2X or spk2X
 part=                   # part of a TDNN's layers: affine, relu or norm, see run.sh; default: the last of
@@ -26,8 +26,8 @@ splits=valid            # splits of the experiment's data on which the cost of d
 config=                 # YAML with sections a1, a2, weights and updates; default: the attacks' defaults
 defences=               # defences, none first, parts of one joined by +; default: updates.defences
 membership=             # defences under which membership is attacked; default: all without mean
-each=                   # maximum of utterances or clips per client whose membership is attacked;
-                        # default: the config's, updates.each
+each=                   # maximum of utterances or clips per client whose membership is attacked, 0:
+                        # no attack on membership; default: the config's, updates.each
 references=             # maximum of other clients whose models are references for membership
 shadows=                # pairs of models that the attacker trains for each client
 inversion=0             # number of clients whose update is inverted under the same defences; 0: none
@@ -53,7 +53,7 @@ take_options "${config}" updates.{defences,each,references,shadows,held} \
 part=${part##* }
 check_words rounds '[1-9][0-9]*' defences '[a-z]+=[^+ ]+([+][a-z]+=[^+ ]+)*|none' \
     layers '[1-9][0-9]*'
-check_word inversion '0|[1-9][0-9]*'
+check_word each '0|[1-9][0-9]*' inversion '0|[1-9][0-9]*'
 [[ ${defences} = none?( *) ]] ||
     fail 2 "--defences '${defences}': 'none' must be first, because others are compared with it"
 read -r -a others <<<"${with}"
@@ -131,6 +131,9 @@ if [ -n "${indicator}" ]; then
     ${train_cmd} "${out}/log/utility.log" fedtools attack utility "${exp}" "${out}/utility.tsv" \
         --round "${rounds%% *}" "${measured[@]}" "${protected[@]}" --seed "${seed}" --ngpu "${ngpu}"
 
+fi
+
+if [ -n "${indicator}" ] && [ "${each}" != 0 ]; then
     log "Membership of round ${rounds%% *}"
     ${train_cmd} "${out}/log/membership.log" fedtools attack membership "${exp}" "${out}" \
         --round "${rounds%% *}" --each "${each}" --references "${references}" \
