@@ -169,8 +169,8 @@ def best_path(
 ) -> None:
     """Write the best hypothesis of every N-best list.
 
-    A decoder such as Whisper's may repeat a few words until the hypothesis ends. Such a hypothesis
-    counts as one in scoring, but is a harmful label in training: see --drop-loops.
+    A decoder such as Whisper's may repeat a few words until the hypothesis ends. In scoring, such
+    a hypothesis is kept like any other; for training labels, see --drop-loops.
 
     Reads: DECODE_DIR/nbest.tsv; the YAML of --weights.
 

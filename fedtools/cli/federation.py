@@ -31,7 +31,8 @@ def init(
     asset: list[str] = typer.Option(
         [],
         metavar="NAME=FOLDER",
-        help="A folder that the task needs; for asr tokens=FOLDER, made by fedtools train-tokens.",
+        help="A folder that the task needs. For asr: tokens, made by fedtools train-tokens, or a "
+        "Whisper folder; denominator with LF-MMI; lm and weights with server_labels beam.",
     ),
     start: Path = typer.Option(None, help="A model.safetensors to start from."),
     seed: int = typer.Option(0, min=0, help="Random seed."),
