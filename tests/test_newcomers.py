@@ -114,7 +114,13 @@ def test_each_clients_model_on_each_clients_data(world, trained, tmp_path):
     for client, letter in letters.items():
         say(path / "clients" / client / "model.safetensors", letter, tokens_of(world))
     out, plot = tmp_path / "cross.tsv", tmp_path / "cross.png"
-    inside("cross", world / "valid", out, f"{{}}, all={path}", "--plot", plot).ok()
+    part, absent = tmp_path / "part.tsv", tmp_path / "absent.tsv"
+    inside("cross", world / "valid", part, f"{{}}, all={path}").ok()
+    inside("merge-cross", out, absent, part, part, "--plot", plot).ok()
+    header, *rows = part.read_text().splitlines()
+    assert out.read_text().splitlines() == [header, *rows, *rows]
+    inside("merge-cross", out, part, "--plot", plot).ok()
+    assert out.read_bytes() == part.read_bytes()
     owners, texts = (table(world / "valid" / name) for name in ("utt2client", "text"))
     found = read_cross(out)
     assert list(found) == ["FedExtract, all"] and plot.read_bytes()[:4] == b"\x89PNG"
@@ -127,6 +133,7 @@ def test_each_clients_model_on_each_clients_data(world, trained, tmp_path):
     silent = shutil.copytree(world / "valid", tmp_path / "valid")
     write_table(silent / "utt2lang", dict.fromkeys(texts, "th"))
     inside("cross", silent, out, f"{{}}, all={path}").ok()
+    inside("merge-cross", tmp_path / "both.tsv", part, out).fails(1, "not the columns of")
     assert out.read_text().split("\n")[0] == "name\tmodel\tdata\tcharacters\terrors\tcer"
     for (model, data), rate in read_cross(out)["FedExtract, all"].items():
         spoken = [text.replace(" ", "") for name, text in texts.items() if owners[name] == data]
@@ -138,6 +145,9 @@ def test_models_that_are_everybodys_are_not_crossed(world, tmp_path):
     path = begin(world, tmp_path / "exp", "fedavg")
     done = inside("cross", world / "valid", tmp_path / "cross.tsv", f"FedAvg={path}").ok()
     assert "no personal models" in done.err and not (tmp_path / "cross.tsv").exists()
+    (tmp_path / "all.tsv").write_text("of an earlier run\n")
+    done = inside("merge-cross", tmp_path / "all.tsv", tmp_path / "cross.tsv").ok()
+    assert "no personal models" in done.err and not (tmp_path / "all.tsv").exists()
 
 
 # --- data

@@ -82,7 +82,6 @@ def cross(
         metavar="NAME=EXP...",
         help="Experiments; {} is the method's title, and those with the same name are seeds.",
     ),
-    plot: Path = typer.Option(None, help="Draw a map for each name into this PNG."),
     ngpu: int = NGPU,
 ) -> None:
     """Measure each client's model on each client's data.
@@ -91,10 +90,10 @@ def cross(
 
     Reads: EXP/clients/<client>/model.safetensors; DATA_DIR/feats.scp, text and utt2client.
 
-    Writes: TABLE; the PNG of --plot.
+    Writes: TABLE.
 
-    Example in egs/commonvoice/asr1: fedtools cross data/mini/test exp/mini/cross.tsv \
-        '{}=exp/mini/decouplefl/seed0'
+    Example in egs/commonvoice/asr1: fedtools cross data/mini/test \
+        exp/mini/decouplefl/seed0/cross.tsv '{}=exp/mini/decouplefl/seed0'
     """
     from fedtools.cli.report import pair
     from fedtools.federation import cross as work
@@ -104,10 +103,35 @@ def cross(
     if not work.cross(opened, data, out):
         print("no personal models: nothing to compare", file=sys.stderr)
         return
+    print(out)
+
+
+@command("merge-cross", "Decoding and scoring")
+def merge_cross(
+    out: Path = typer.Argument(..., metavar="TABLE", help="The TSV to write."),
+    parts: list[Path] = typer.Argument(
+        ..., metavar="PART...", help="Tables written by fedtools cross; missing ones are left out."
+    ),
+    plot: Path = typer.Option(None, help="Draw a map for each name into this PNG."),
+) -> None:
+    """Merge the tables of all jobs of cross.
+
+    Reads: PART....
+
+    Writes: TABLE, unless all parts are missing; the PNG of --plot.
+
+    Example in egs/commonvoice/asr1: fedtools merge-cross exp/mini/cross.tsv \
+        exp/mini/decouplefl/seed0/cross.tsv --plot exp/mini/cross.png
+    """
+    from fedtools.federation.cross import merge, read_cross
+
+    if not merge(parts, out):
+        print("no personal models: nothing to compare", file=sys.stderr)
+        return
     if plot is not None:
         from fedtools.report.plots import plot_cross
 
-        plot_cross(plot, work.read_cross(out))
+        plot_cross(plot, read_cross(out))
     print(out)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedtools.federation.evaluate import load_average
 from fedtools.federation.federation import Federation
+from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
 from fedtools.files.progress import counted
 from fedtools.files.tables import read_tsv, write_tsv
@@ -68,6 +69,30 @@ def cross(
     else:
         Path(out).unlink(missing_ok=True)
     return bool(rows)
+
+
+def merge(parts: Sequence[str | Path], out: str | Path) -> bool:
+    """Write the rows of several tables of `cross` to one, in order; missing parts are left out.
+
+    Returns:
+        whether there was a part; otherwise an existing table is removed.
+
+    Raises:
+        UserError: if parts count different units.
+    """
+    lines: list[str] = []
+    for part in filter(Path.exists, map(Path, parts)):
+        header, *rows = read_lines(part)
+        if lines and header != lines[0]:
+            raise UserError(
+                f"not the columns of {parts[0]}", path=part, remedy="measure both again"
+            )
+        lines += rows if lines else [header, *rows]
+    if lines:
+        write_text(Path(out), "\n".join(lines) + "\n")
+    else:
+        Path(out).unlink(missing_ok=True)
+    return bool(lines)
 
 
 def read_cross(path: Path) -> dict[str, dict[tuple[str, str], float]]:

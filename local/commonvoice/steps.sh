@@ -115,12 +115,13 @@ attack_features() {
 }
 
 cross() {
-    local named
+    local named one tables=()
     log "Stage 8: each client's model on each client's data"
     named=$(local/experiments.py cross "${chosen[@]}")
-    mapfile -t named <<<"${named}"
-    ${train_cmd} "${exp}/log/cross.log" fedtools cross "${data}/test" "${exp}/cross.tsv" \
-        "${named[@]}" --plot "${pictures}-cross.png" --ngpu "${ngpu}"
+    while IFS= read -r one; do tables+=("${one##*=}/cross.tsv"); done <<<"${named}"
+    while IFS= read -r one; do tabbed "${data}/test" "${one##*=}/cross.tsv" "${one}"; done <<<"${named}" |
+        each "${train_cmd}" cross fedtools cross --ngpu "${ngpu}"
+    fedtools merge-cross "${exp}/cross.tsv" "${tables[@]}" --plot "${pictures}-cross.png"
 }
 
 # Score newcomers, whose speech is in no training set, with the shared layers and with a model adapted
