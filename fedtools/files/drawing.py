@@ -54,8 +54,9 @@ def drawing(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
 
 
 def line_style(index: int) -> dict[str, str]:
-    """Return the colour and the marker of a line."""
-    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+    """Return the colour and the marker of a line; no pair is repeated in 49 lines."""
+    again, colour = divmod(index, len(COLOURS))
+    return {"color": COLOURS[colour], "marker": MARKERS[(index + again) % len(MARKERS)]}
 
 
 def every(rounds: Sized) -> int:
