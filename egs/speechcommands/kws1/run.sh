@@ -52,7 +52,7 @@ Stages:
 . utils/parse_options.sh
 . utils/recipe.sh
 
-seeds_of_grid=${seeds}
+seeds_of_grid=${seeds} given=${methods}
 ! "${whole_grid}" || : "${tasks:=keywords words}" "${seeds:=0 1 2}" "${ablations:=true}" \
     "${methods:=centralized fedavg fedprox fedmmd fedopt alo alt fedkws_ui}"
 : "${methods:=centralized fedavg alt fedkws_ui}" "${seeds:=0}" "${ablations:=false}"
@@ -70,6 +70,10 @@ fi
 [ -z "${running}" ] || check_words running '[A-Za-z0-9][A-Za-z0-9._-]*=.+'
 name_corpora SPEECHCOMMANDS SPEECHCOMMANDS_TEST
 : "${config:=${default}}" "${release:=$(basename "${corpus}")}"
+# A grid has its own rows, of any methods of its configuration.
+if "${whole_grid}" && [ -z "${given}" ] && fedtools config "${config}" grid &>/dev/null; then
+    methods=$(fedtools config "${config}" methods)
+fi
 [ "${split}" != paper ] || take_options "${config}" min_clips=clips.paper_min_clips
 take_options "${config}" networks clips.{clip_seconds,min_clips} landscape_clips=landscape.min_clips
 check_words networks '[a-z0-9_]+'
