@@ -14,7 +14,8 @@ rounds=1                # rounds whose models are attacked; with "3 4" a speaker
 with=                   # other experiments whose models are compared with those of --exp, and attacked
                         # for attributes; A2, membership and the cost of defences use --exp alone
 cohort=                 # experiments of other people, on which attacks on weights and A1 are trained;
-                        # default: the parts of the people in --exp and --with, of five, that are not in a trial
+                        # default: the people in --exp and --with are split into five parts, and a trial
+                        # uses those that have neither of its two
 models=                 # table of model, speaker, gender, talks: adds trials by recording, and attributes
 tables=                 # tables of other attributes: utt2X or spk2X
 part=                   # part of a TDNN's layers: affine, relu or norm, see run.sh; default: the last of
@@ -130,7 +131,6 @@ if [ -n "${indicator}" ]; then
     log "Cost of defences, on ${splits}"
     ${train_cmd} "${out}/log/utility.log" fedtools attack utility "${exp}" "${out}/utility.tsv" \
         --round "${rounds%% *}" "${measured[@]}" "${protected[@]}" --seed "${seed}" --ngpu "${ngpu}"
-
 fi
 
 if [ -n "${indicator}" ] && [ "${each}" != 0 ]; then

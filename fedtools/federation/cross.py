@@ -81,12 +81,12 @@ def merge(parts: Sequence[str | Path], out: str | Path) -> bool:
         UserError: if parts count different units.
     """
     lines: list[str] = []
-    for part in filter(Path.exists, map(Path, parts)):
+    there = [part for part in map(Path, parts) if part.exists()]
+    for part in there:
         header, *rows = read_lines(part)
         if lines and header != lines[0]:
-            raise UserError(
-                f"not the columns of {parts[0]}", path=part, remedy="measure both again"
-            )
+            problem = f"not the columns of {there[0]}"
+            raise UserError(problem, path=part, remedy="measure both again")
         lines += rows if lines else [header, *rows]
     if lines:
         write_text(Path(out), "\n".join(lines) + "\n")

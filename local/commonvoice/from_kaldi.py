@@ -57,7 +57,9 @@ def write_corpus(out: Path, folders: list[Path], accents_path: Path, language: s
     accents = read_table(accents_path)
     every = [DataDir.read(folder) for folder in folders]
     for data in every:
-        for name in data.utt2spk.values():
+        for utterance, name in data.utt2spk.items():
+            if utterance not in data.text:
+                raise UserError(f"{utterance!r} is missing", path=data.path / "text")
             if name not in accents:
                 remedy = f"add a line '{name} ACCENT'"
                 raise UserError(f"no accent of {name!r}", path=accents_path, remedy=remedy)
@@ -87,7 +89,8 @@ def write_corpus(out: Path, folders: list[Path], accents_path: Path, language: s
         write_text(top / f"{table}.tsv", rows[0] + "\n")
     for table, lines in {"clip_durations": lengths, "train": rows, "validated": rows}.items():
         write_text(top / f"{table}.tsv", "\n".join(lines) + "\n")
-    return f"{top}: {len(rows) - 1} clips of {len({*accents})} speakers"
+    speakers = {name for data in every for name in data.utt2spk.values()}
+    return f"{top}: {len(rows) - 1} clips of {len(speakers)} speakers"
 
 
 def main() -> None:
