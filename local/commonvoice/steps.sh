@@ -115,13 +115,13 @@ attack_features() {
 }
 
 cross() {
-    local named one tables=()
+    local named one merged=()
     log "Stage 8: each client's model on each client's data"
     named=$(local/experiments.py cross "${chosen[@]}")
-    while IFS= read -r one; do tables+=("${one##*=}/cross.tsv"); done <<<"${named}"
+    while IFS= read -r one; do merged+=("${one##*=}/cross.tsv"); done <<<"${named}"
     while IFS= read -r one; do tabbed "${data}/test" "${one##*=}/cross.tsv" "${one}"; done <<<"${named}" |
         each "${train_cmd}" cross fedtools cross --ngpu "${ngpu}"
-    fedtools merge-cross "${exp}/cross.tsv" "${tables[@]}" --plot "${pictures}-cross.png"
+    fedtools merge-cross "${exp}/cross.tsv" "${merged[@]}" --plot "${pictures}-cross.png"
 }
 
 # Score newcomers, whose speech is in no training set, with the shared layers and with a model adapted
