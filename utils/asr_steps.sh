@@ -7,6 +7,9 @@
 feature_options=() merge_options=() score_options=()
 # Whether models have their own decoder, and so their own tokens and language model.
 seq2seq=false
+# Sets whose N-best lists the caller decodes for tuning; none for models with their own decoder.
+# shellcheck disable=SC2034
+tuned=(valid)
 
 setting() { fedtools config "${config}" "$1"; }
 
@@ -23,15 +26,15 @@ extract_features() { # sets...
 }
 
 # Set the options that a pretrained model needs; for other configurations, change nothing.
-take_pretrained() { # sets pretrained, tokens, seq2seq, feature_options, score_options
+take_pretrained() { # sets pretrained, tokens, seq2seq, tuned, feature_options, score_options
     tokens=${exp}/tokens
     fetch_pretrained "${config}"
     [ -n "${pretrained}" ] || return 0
     feature_options=(--pretrained "${pretrained}")
     # Whisper writes capitals, punctuation and digits.
     score_options=(--text-rule spoken)
-    # shellcheck disable=SC2034  # the caller uses tokens
-    [ "$(setting model.criterion)" != seq2seq ] || seq2seq=true tokens=${pretrained}
+    # shellcheck disable=SC2034  # the caller uses tokens and tuned
+    [ "$(setting model.criterion)" != seq2seq ] || seq2seq=true tokens=${pretrained} tuned=()
 }
 
 train_units() { # set to train tokens and n-gram on, --valid TEXT...: to report perplexities of

@@ -14,7 +14,7 @@ label_train() {
     local path set weights
     log "Stage 5: the baselines' labels of ${trained}"
     for path in $(listed baselines); do
-        for set in valid "${trained}"; do tabbed "${path}" "${set}"; done
+        for set in "${tuned[@]}" "${trained}"; do tabbed "${path}" "${set}"; done
     done | decode_all labels
     listed baselines | tune valid
     for path in $(listed baselines); do
@@ -69,10 +69,10 @@ time_rounds() {
 decode_sets() {
     local path set
     for path in $(listed baselines); do
-        for set in valid test server_test; do tabbed "${path}" "${set}"; done
+        for set in "${tuned[@]}" test server_test; do tabbed "${path}" "${set}"; done
     done
     for path in $(listed systems); do
-        for set in valid test; do tabbed "${path}" "${set}"; done
+        for set in "${tuned[@]}" test; do tabbed "${path}" "${set}"; done
     done
 }
 
