@@ -174,7 +174,9 @@ def subset_data(
 @command("relabel", "Data")
 def relabel(
     data_dir: Path = DATA_DIR,
-    text: Path = typer.Argument(..., help="Kaldi text, such as that of fedtools best-path."),
+    text: Path = typer.Argument(
+        ..., metavar="TEXT", help="Kaldi text, such as that of fedtools best-path."
+    ),
     out_dir: Path = OUT_DIR,
 ) -> None:
     """Copy a data directory with other transcripts.

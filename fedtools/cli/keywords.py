@@ -51,9 +51,9 @@ def detection(
     The model of the last round is measured. The classes _silence_ and _unknown_ are negative, all
     others positive. FA: clips of a negative class that are classified as a positive one. FR: clips
     of a positive class that are classified as a negative one. Both are in % of all clips; further
-    columns have FA in % of the negative clips and FR in % of the positive ones. No threshold is
-    involved. A separate table has the rates at all thresholds on the log odds of the most probable
-    keyword, as shares of the negative and of the positive clips.
+    columns have FA in % of the negative clips and FR in % of the positive ones. These rates are of
+    the most probable class, without a threshold. A DET table has the rates at every threshold on
+    the log odds of the most probable keyword, as shares of the negative and of the positive clips.
 
     Reads: EXP's last model, and the clips of the split.
 

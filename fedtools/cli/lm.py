@@ -103,9 +103,11 @@ def train_lm(
 
 @command("train-denominator", "Language models")
 def train_denominator(
-    text: Path = typer.Argument(..., help="Kaldi text of the training data."),
-    tokens: Path = typer.Argument(..., help="Folder made by fedtools train-tokens."),
-    out: Path = typer.Argument(..., help="Gets denominator.safetensors."),
+    text: Path = typer.Argument(..., metavar="TEXT", help="Kaldi text of the training data."),
+    tokens: Path = typer.Argument(
+        ..., metavar="TOKENS", help="Folder made by fedtools train-tokens."
+    ),
+    out: Path = typer.Argument(..., metavar="OUT", help="Gets denominator.safetensors."),
     order: int = section_option(Denominator, "order", help="Longest n-gram of tokens."),
     max_histories: int = section_option(
         Denominator,

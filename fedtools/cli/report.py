@@ -25,7 +25,9 @@ SEED = typer.Option(0, help="Random seed of the bootstrap.")
 TEXT_RULE = typer.Option(
     "none", help="spoken: ignore case, punctuation and how numbers are written."
 )
-RESULTS = typer.Argument(help="RESULTS.md; its other sections are left unchanged.")
+RESULTS = typer.Argument(
+    metavar="RESULTS", help="RESULTS.md; its other sections are left unchanged."
+)
 SECTION = typer.Option(help="Name of the section to write, e.g. mini.")
 CORPUS = typer.Option(help="Name of the corpus.")
 RELEASE = typer.Option(help="Release of the corpus.")
@@ -192,13 +194,13 @@ def _row(text: str, option: str) -> Row:
 
 @command("show", "Reports")
 def show_command(
-    experiment: Path = typer.Argument(help="The experiment's folder."),
+    experiment: Path = typer.Argument(metavar="EXP", help="The experiment's folder."),
 ) -> None:
     """Show what a federation has cost so far, by client.
 
     The table has bytes, epochs, seconds, refused messages and collapsed labels.
 
-    Reads: EXPERIMENT/config.yaml and round_<number>/ledger.tsv.
+    Reads: EXP/config.yaml and round_<number>/ledger.tsv.
 
     Writes: nothing.
 
