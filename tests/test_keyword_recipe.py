@@ -140,12 +140,10 @@ def test_figure_4_of_a_grid_whose_first_network_is_not_centralised(alone):
     kept = listed.read_text()
     # The models of centralised training are those of the run without a grid.
     run(*words, "--stage", "3", "--stop_stage", "3", env=environment).ok()
-    run(*words, "--stage", "6", "--stop_stage", "6", env=environment).ok()
+    run(*words, "--stage", "6", env=environment).ok()
     assert (page / "RESULTS-fake-landscape.png").read_bytes()[:4] == b"\x89PNG"
     listed.write_text(kept.replace("/centralized/", "/fedavg/"))
-    assert (
-        "no figure 4" in run(*words, "--stage", "6", "--stop_stage", "6", env=environment).ok().out
-    )
+    assert "no figure 4" in run(*words, "--stage", "6", env=environment).ok().out
     assert not (page / "RESULTS-fake-landscape.png").exists()
     # Without a centralised row, nothing is asked of the clients' clips. A grid's configuration need
     # not have all methods of the paper.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,21 @@ def test_the_report_has_attacks_and_maps(labelled):
     # All models except FedAvg-like ones belong to one client each.
     crossed = (labelled / "cross.tsv").read_text().splitlines()
     assert len(crossed) == 1 + 9 and all(line.startswith("DecoupleFL") for line in crossed[1:])
+
+
+def test_a_page_of_another_name_has_the_pictures_of_earlier_stages(labelled, tmp_path):
+    methods = ("--methods", "centralized decouplefl+cnn", "--labels", "fixed", "--sit", "true")
+    more = ("--attacks", "true", "--stage", "9", "--results", str(tmp_path / "other.md"))
+    stale = tmp_path / "other-fake-tsne-no-method.png"
+    stale.write_bytes(b"")
+    run_with(labelled.parent.parent, *methods, *more)
+    linked = re.findall(r"!\[.*\]\((.*)\)", (tmp_path / "other.md").read_text())
+    names = ("", "-cross", "-tsne-decouplefl-cnn-sit-fixed")
+    assert linked[:3] == [f"other-fake{name}.png" for name in names]
+    for name in names:
+        picture = (tmp_path / f"other-fake{name}.png").read_bytes()
+        assert picture == (labelled / f"RESULTS-fake{name}.png").read_bytes()
+    assert not stale.exists()
 
 
 def test_tables_have_their_systems(tmp_path):

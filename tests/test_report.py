@@ -334,6 +334,15 @@ def test_a_plot_of_nothing_is_refused(cli, recipe):
     assert not Path("RESULTS.md").exists()
 
 
+def test_a_missing_picture_is_refused(cli, recipe):
+    named = arguments("--picture", "map=map.png", Baseline=":score/baseline")
+    cli(*named).fails(1, "map.png: picture is missing")
+    assert not Path("RESULTS.md").exists()
+    Path("map.png").write_bytes(b"")
+    cli(*named).ok()
+    assert "](map.png)" in Path("RESULTS.md").read_text()
+
+
 def replaced(path: str, old: str, new: str) -> None:
     text = Path(path).read_text()
     assert old in text

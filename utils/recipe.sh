@@ -154,6 +154,15 @@ write_cards() { # folder of experiments, page, seed
     done
 }
 
+# Copy the pictures of an earlier stage next to the page, where those of an earlier run are removed.
+place_pictures() { # folder, start of their new names, pictures of an earlier run
+    local file folder=$1 start=$2
+    shift 2
+    [ -d "${folder}" ] || return 0
+    rm -f "$@"
+    for file in "${folder}"/*; do [ ! -e "${file}" ] || cp "${file}" "${start}-${file##*/}"; done
+}
+
 printed() { sed '/^#/d' "$@"; } # logs
 
 # Train the experiments of a list that waves.py made, those of a wave in parallel. If a wave has fewer

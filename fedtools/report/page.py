@@ -116,6 +116,9 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
             path=next((row.experiment for row in rows if row.experiment), None),
             remedy="run fedtools evaluate, or leave --plot out",
         )
+    for _, picture in page.pictures:
+        if not picture.is_file():
+            raise UserError("picture is missing", path=picture, remedy="draw it, or leave it out")
     published = [(caption, _table_of(file)) for caption, file in page.published]
     compared = Compared.of(methods, _references(methods, page.references))
     table = main_table(methods, compared)

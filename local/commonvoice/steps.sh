@@ -92,7 +92,6 @@ score_sets() {
 # Attack the features that DecoupleFL's clients send.
 attack_features() {
     local wave path name picture drawn merged=() attacks=${exp}/log/attacks
-    rm -f "${pictures}"-tsne-*.png
     mkdir -p "${exp}/log"
     local/experiments.py sending "${chosen[@]}" >"${attacks}.sending"
     log "Stage 8: attacks on the features that clients of $(wc -l <"${attacks}.sending") experiments sent"
@@ -109,7 +108,7 @@ attack_features() {
         # Figure 4 shows one client.
         drawn=("${path}"/attacks/tsne.*.png)
         [[ ${path##*/} != "seed${seeds%% *}" || ! -s ${drawn[0]} ]] ||
-            cp "${drawn[0]}" "${pictures}-tsne-${picture}.png"
+            cp "${drawn[0]}" "${drawings}/tsne-${picture}.png"
     done <"${attacks}.sending"
     fedtools attack merge "${exp}/attacks.tsv" "${merged[@]}"
 }
@@ -121,7 +120,7 @@ cross() {
     while IFS= read -r one; do merged+=("${one##*=}/cross.tsv"); done <<<"${named}"
     while IFS= read -r one; do tabbed "${data}/test" "${one##*=}/cross.tsv" "${one}"; done <<<"${named}" |
         each "${train_cmd}" cross fedtools cross --ngpu "${ngpu}"
-    fedtools merge-cross "${exp}/cross.tsv" "${merged[@]}" --plot "${pictures}-cross.png"
+    fedtools merge-cross "${exp}/cross.tsv" "${merged[@]}" --plot "${drawings}/cross.png"
 }
 
 # Score newcomers, whose speech is in no training set, with the shared layers and with a model adapted

@@ -86,7 +86,7 @@ check_word sit 'true|false' attacks 'true|false' time_rounds 'true|false' ngpu '
 [ -z "${baseline}" ] || check_word baseline '[a-z0-9_]+'
 [ -z "${tables}" ] || check_words tables '2|4|5|stage2'
 check_tag "${tag}"
-pictures=${results%.md}-${tag}
+pictures=${results%.md}-${tag} drawings=${exp}/pictures    # next to the page; of stage 8
 [ "${clients}" = accent ] && plain=train || plain=train_spk
 # If clients are speakers, test speakers are not clients: no client's own model is used for decoding.
 [ "${clients}" = accent ] && average=own || average=shared
@@ -156,12 +156,14 @@ fi
 if begins 7; then score_sets; fi
 
 if begins 8; then
-    rm -f "${exp}/cross.tsv"
+    rm -rf "${exp}/cross.tsv" "${drawings}"
+    mkdir -p "${drawings}"
     [ "${attacks}" = false ] || attack_features
     if [ "${clients}" = accent ]; then cross; else newcomers; fi
 fi
 
 if begins 9; then
+    place_pictures "${drawings}" "${pictures}" "${pictures}"-{cross,tsne-*}.png
     rows=$(local/rows.py "${chosen[@]}" --pictures "${pictures}")
     mapfile -t rows <<<"${rows}"
     fedtools report "${results}" --section "${section}" --corpus "${corpus_name}" \

@@ -85,7 +85,7 @@ check_word clip_seconds '[0-9]+(\.[0-9]{1,3})?'
 : "${tag:=${name//[!A-Za-z0-9._-]/_}}" "${results:=exp/${tag}/RESULTS.md}"
 check_tag "${tag}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
-figures=${results%.md}-${section} last=${tasks##* } sets=()
+figures=${results%.md}-${section} drawings=${exp}/pictures last=${tasks##* } sets=()
 for task in ${tasks}; do sets+=("${task}"/{train,valid,test}); done
 
 fetch_pretrained "${config}"
@@ -160,10 +160,10 @@ fi
 
 if begins 6; then
     log "Stage 6: figures 1 and 4"
-    # Pictures of an earlier run must not appear in a later report.
-    rm -f "${figures}"-clients-*.png "${figures}"-landscape.{png,tsv}
+    rm -rf "${drawings}"
+    mkdir -p "${drawings}"
     for task in ${tasks}; do
-        local/plot_clients.py "${dump}/${task}/train" "${figures}-clients-${task}.png" \
+        local/plot_clients.py "${dump}/${task}/train" "${drawings}/clients-${task}.png" \
             --config "${config}"
     done
     # The first network in the list with a model of centralised training; a grid need not have all.
@@ -171,7 +171,7 @@ if begins 6; then
         split($2, part, "/") && part[3] == task && part[5] == "centralized" { print $2; exit }' "${list}")
     if [ -n "${start}" ]; then
         ${train_cmd} "${exp}/log/landscape.log" local/landscape.py --config "${config}" "${start}" \
-            "${figures}-landscape.png" --ngpu "${ngpu}" --min-clips "${landscape_clips}"
+            "${drawings}/landscape.png" --ngpu "${ngpu}" --min-clips "${landscape_clips}"
     else
         log "Stage 6: no figure 4, which starts from a model of centralised training"
     fi
@@ -183,6 +183,7 @@ if begins 7; then
     for row in "${rows[@]}"; do compared+=(--reference "${row# }"); done
     # There are no data directories if the clips were packed elsewhere.
     [ ! -d "${data}" ] || compared+=(--notes "${data}/notes.txt")
+    place_pictures "${drawings}" "${figures}" "${figures}"-clients-*.png "${figures}"-landscape.{png,tsv}
     local/report.py "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" --published conf/published.tsv \
         --config "${config##*/}" --command "${command_line% }" "${compared[@]}"
