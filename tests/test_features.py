@@ -117,6 +117,19 @@ def test_filterbanks_are_kaldis(rate, bins):
     np.testing.assert_allclose(features, expected, atol=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "rate", "most"),
+    [("fbank", 16_000, 126), ("fbank", 8_000, 95), ("mfcc", 16_000, 124), ("mfcc", 8_000, 90)],
+)
+def test_no_more_filters_than_kaldi_takes(cli, data, tmp_path, kind, rate, most):
+    """The numbers are the largest for which kaldi-native-fbank 1.23 does not raise an error."""
+    options = ("--kind", kind, "--sample-rate", rate, "--num-mel-bins")
+    said = f"{most + 1} filters have no frequency at {rate} Hz; give at most {most}"
+    cli("extract-features", data, tmp_path / "arks", *options, most + 1).fails(2, said)
+    assert not (tmp_path / "arks").exists()
+    cli("extract-features", data, tmp_path / "arks", *options, most).ok()
+
+
 def test_cepstra_are_kaldis(data, tmp_path, cli):
     for rate, count in ((16_000, 40), (8_000, 23)):
         samples = sound(0.5, rate=rate)

@@ -37,8 +37,8 @@ from fedtools.files.progress import counted
 # Kaldi computes on 16-bit integers; soundfile returns them divided by this.
 INT16_SCALE = 32768.0
 MESSAGES_SHOWN = 10
-# Upper edge of the mel filters, in Hz relative to half the sample rate.
-MFCC_HIGH = -400.0
+# Lower edge of the mel filters in Hz, and MFCC's upper edge relative to half the sample rate.
+MEL_LOW, MFCC_HIGH = 20.0, -400.0
 # Kinds of features for pretrained models, and the longest input of Whisper in seconds.
 PRETRAINED = ("log_mel", "wave")
 WHISPER_SECONDS = 30
@@ -76,6 +76,27 @@ class Extraction:
         total = f"kept {self.kept}, dropped {self.dropped.total()}"
         mixed = f"; mixed down from stereo: {self.mixed}" if self.mixed else ""
         return f"{total} ({reasons}){mixed}" if reasons else f"{total}{mixed}"
+
+
+def most_mel_bins(config: FeatureConfig) -> int:
+    """Return the largest number of mel filters, up to the config's, of which none is empty.
+
+    A filter without a frequency of the Fourier transform is one that Kaldi refuses; versions of
+    kaldi-native-fbank before 1.23 do not.
+    """
+    rate, most = config.sample_rate, config.num_mel_bins
+    if config.kind in PRETRAINED:
+        return most
+    size = 1 << (int(rate * 0.025) - 1).bit_length()
+    high = rate / 2 + (MFCC_HIGH if config.kind == "mfcc" else 0.0)
+    hertz = np.concatenate([[MEL_LOW, high], np.arange(size // 2) * rate / size])
+    mel = 1127.0 * np.log1p(hertz / 700.0)
+    for bins in range(most, 0, -1):
+        edges = np.linspace(mel[0], mel[1], bins + 2)
+        first = np.searchsorted(mel[2:], edges[:-2], "right")
+        if (first < np.searchsorted(mel[2:], edges[2:], "left")).all():
+            return bins
+    return 0
 
 
 def compute(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:

@@ -72,6 +72,9 @@ def extract_features(
     if kind in features.PRETRAINED and sample_rate != features.FeatureConfig.sample_rate:
         raise typer.BadParameter(f"--kind {kind} needs 16000 Hz", param_hint="--sample-rate")
     config = features.FeatureConfig(num_mel_bins, sample_rate, kind)
+    if (most := features.most_mel_bins(config)) < num_mel_bins:
+        problem = f"some of {num_mel_bins} filters have no frequency at {sample_rate} Hz"
+        raise typer.BadParameter(f"{problem}; give at most {most}", param_hint="--num-mel-bins")
     done = features.extract_features(
         data_dir, ark_dir, config, job=job or 1, jobs=nj, compress=compress
     )
