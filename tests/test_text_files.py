@@ -78,7 +78,7 @@ def test_a_link_is_as_good_as_its_file_and_limits_are_exact(tmp_path):
         assert file.read() == b"a\n"
     with pytest.raises(UserError, match="2 bytes, more than 1"):
         open_input(tmp_path / "link", 1)
-    with pytest.raises(UserError, match="cannot be read: .*embedded null"):
+    with pytest.raises(UserError, match=r"cannot be read: .*embedded null"):
         open_input("a\0b")
 
 

@@ -6,6 +6,7 @@ import builtins
 import errno
 import io
 import os
+import pathlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,3 +96,6 @@ class Fault:
 
         os.open = os_open
         builtins.open = io.open = open_
+        # Python 3.10's pathlib took its `open` when it was imported.
+        if accessor := getattr(pathlib, "_NormalAccessor", None):
+            accessor.open = staticmethod(open_)
