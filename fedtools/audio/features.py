@@ -20,6 +20,7 @@ from typing import Any
 import kaldi_native_fbank
 import numpy as np
 
+from fedtools.audio.mel import mel_bank
 from fedtools.audio.wave import AudioError, read_wave, resample
 from fedtools.files.ark import AUTOMATIC, FeatureReader, write_ark
 from fedtools.files.audio_files import audio_place
@@ -37,8 +38,8 @@ from fedtools.files.progress import counted
 # Kaldi computes on 16-bit integers; soundfile returns them divided by this.
 INT16_SCALE = 32768.0
 MESSAGES_SHOWN = 10
-# Lower edge of the mel filters in Hz, and MFCC's upper edge relative to half the sample rate.
-MEL_LOW, MFCC_HIGH = 20.0, -400.0
+# Upper edge of the mel filters, in Hz relative to half the sample rate.
+MFCC_HIGH = -400.0
 # Kinds of features for pretrained models, and the longest input of Whisper in seconds.
 PRETRAINED = ("log_mel", "wave")
 WHISPER_SECONDS = 30
@@ -88,15 +89,9 @@ def most_mel_bins(config: FeatureConfig) -> int:
     if config.kind in PRETRAINED:
         return most
     size = 1 << (int(rate * 0.025) - 1).bit_length()
-    high = rate / 2 + (MFCC_HIGH if config.kind == "mfcc" else 0.0)
-    hertz = np.concatenate([[MEL_LOW, high], np.arange(size // 2) * rate / size])
-    mel = 1127.0 * np.log1p(hertz / 700.0)
-    for bins in range(most, 0, -1):
-        edges = np.linspace(mel[0], mel[1], bins + 2)
-        first = np.searchsorted(mel[2:], edges[:-2], "right")
-        if (first < np.searchsorted(mel[2:], edges[2:], "left")).all():
-            return bins
-    return 0
+    high = MFCC_HIGH if config.kind == "mfcc" else 0.0
+    full = (n for n in range(most, 0, -1) if mel_bank(n, size, rate, high).any(axis=0).all())
+    return next(full, 0)
 
 
 def compute(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 from fedtools.audio import log_mel, mfcc
 from fedtools.audio.features import INT16_SCALE, MFCC_HIGH
 from fedtools.audio.front_end import ENERGY, SCALE
+from fedtools.audio.mel import mel_bank
 
 RATE = 16_000
 _ITERATIONS = 32
@@ -56,8 +57,7 @@ class Front:
             bank, ten = log_mel.slaney_bank(bins).T, np.log(10)
             size = log_mel.WINDOW
             return cls(bank, size, size, None, 4 * ten, -4 * ten, emphasis=0.0, scale=1.0)
-        high = RATE / 2 + (MFCC_HIGH if kind == "mfcc" else 0.0)
-        bank = mfcc.mel_bank(bins, 512, RATE, high).numpy()
+        bank = mel_bank(bins, 512, RATE, MFCC_HIGH if kind == "mfcc" else 0.0)
         if kind == "fbank":
             return cls(bank, 400, 512)
         cepstra = mfcc.cosine(bins).numpy()

@@ -8,7 +8,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-LOW_FREQUENCY = 20.0
+from fedtools.audio.mel import mel_bank
+
 PREEMPHASIS = 0.97
 LIFTER = 22.0
 # Clips per batch on a CPU: their frames stay in its cache, about three times as fast as one batch.
@@ -43,7 +44,7 @@ class Mfcc(nn.Module):
         self.shift = rate * frame_shift_ms // 1000
         self.size = 1 << (self.length - 1).bit_length()
         # Each row twice: the real and the imaginary part of a bin have the same weight.
-        bank = mel_bank(num_ceps, self.size, rate).repeat_interleave(2, dim=0)
+        bank = torch.from_numpy(mel_bank(num_ceps, self.size, rate)).repeat_interleave(2, dim=0)
         # Not persistent: these are not part of a model's state.
         self.register_buffer("window", _povey(self.length)[1:].float(), persistent=False)
         self.register_buffer("bank", bank.float().contiguous(), persistent=False)
@@ -90,26 +91,6 @@ def _povey(length: int) -> Tensor:
     """Return Kaldi's default window, Hann's to the power of 0.85."""
     times = torch.arange(length, dtype=torch.float64)
     return (0.5 - 0.5 * torch.cos(2 * math.pi * times / (length - 1))) ** 0.85
-
-
-def mel_bank(count: int, size: int, rate: int, high: float = 0.0) -> Tensor:
-    """Return triangular filters, evenly spaced in mel: (size / 2 + 1 bins, count).
-
-    They end at `high` Hz, or at half the sample rate if that is 0.
-    """
-
-    def mel(frequency: Tensor) -> Tensor:
-        return 1127.0 * torch.log(1.0 + frequency / 700.0)
-
-    ends = mel(torch.tensor([LOW_FREQUENCY, high or rate / 2], dtype=torch.float64))
-    edges = ends[0] + (ends[1] - ends[0]) / (count + 1) * torch.arange(count + 2)
-    place = mel(torch.arange(size // 2 + 1, dtype=torch.float64) * rate / size)[:, None]
-    rise = (place - edges[:-2]) / (edges[1:-1] - edges[:-2])
-    fall = (edges[2:] - place) / (edges[2:] - edges[1:-1])
-    bank = torch.minimum(rise, fall).clamp(min=0)
-    # Kaldi leaves out the bin of half the sample rate; rounding may have given it a weight here.
-    bank[-1] = 0
-    return bank
 
 
 def cosine(count: int) -> Tensor:
