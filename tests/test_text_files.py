@@ -78,7 +78,9 @@ def test_a_link_is_as_good_as_its_file_and_limits_are_exact(tmp_path):
         assert file.read() == b"a\n"
     with pytest.raises(UserError, match="2 bytes, more than 1"):
         open_input(tmp_path / "link", 1)
-    with pytest.raises(UserError, match=r"cannot be read: .*embedded null"):
+    # Python's own words, and those of 3.13.
+    said = "embedded null byte|open: embedded null character in path"
+    with pytest.raises(UserError, match=f"cannot be read: ({said})$"):
         open_input("a\0b")
 
 
