@@ -86,7 +86,8 @@ check_word sit 'true|false' attacks 'true|false' time_rounds 'true|false' ngpu '
 [ -z "${baseline}" ] || check_word baseline '[a-z0-9_]+'
 [ -z "${tables}" ] || check_words tables '2|4|5|stage2'
 check_tag "${tag}"
-pictures=${results%.md}-${tag} drawings=${exp}/pictures    # next to the page; of stage 8
+pictures=${results%.md}-${tag}    # next to the page
+drawings=${exp}/pictures          # of stage 8
 [ "${clients}" = accent ] && plain=train || plain=train_spk
 # If clients are speakers, test speakers are not clients: no client's own model is used for decoding.
 [ "${clients}" = accent ] && average=own || average=shared
