@@ -5,6 +5,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from fedtools.files.experiment import Experiment, write_clients, write_sums
 from fedtools.files.ledger import COLUMNS as LEDGER
 from fedtools.files.tables import (
@@ -107,3 +110,10 @@ def png_chunks(data: bytes) -> list[bytes]:
         chunks.append(data[position + 4 : position + 8])
         position += size + 12
     return chunks
+
+
+def has_blank_edges(path: Path) -> bool:
+    """Return whether nothing is drawn at a picture's edges, where it would be cut off."""
+    with Image.open(path) as picture:
+        grey = np.asarray(picture.convert("L"))
+    return min(grey[[0, -1]].min(), grey[:, [0, -1]].min()) > 250

@@ -18,7 +18,7 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keywords import CLASSES, CONFIG, config_file, pack
-from reported import png_chunks
+from reported import has_blank_edges, png_chunks
 from scipy.stats import ttest_1samp
 from scripts import script
 
@@ -438,6 +438,15 @@ def test_false_rejects_at_given_false_accepts(recipe):
     report().fails(1, "figures of round 4, not of round 9", "run fedtools false-alarms again")
 
 
+def test_the_legend_of_a_single_panel_fits(recipe):
+    for method in ("fedavg", "fedkws_ui", "alt", "centralized"):
+        path = make_run(Path("exp"), f"keywords/dscnn/{method}")
+        rows = [(1, 0.9, 0.0), (0, 0.4, 0.1), (-1, 0.0, 1.0)]
+        write_table(path / "det_test.tsv", ("threshold", "false_rejects", "false_accepts"), rows)
+    report().ok()
+    check_png(Path("RESULTS-mini-detection.png"))
+
+
 def test_private_models_stand_beside_the_shared_one(recipe):
     columns = ("round", "clients", "private_own", "private_test", "shared_own", "shared_test")
     place = "keywords/dscnn/alo.private_steps=10,adversarial=0.1"
@@ -654,6 +663,7 @@ def test_folders_that_name_what_is_not_so_are_refused(recipe):
 def test_mini_is_said_in_every_caption_of_a_mini_corpus_only(recipe):
     make_run(Path("exp"), "keywords/dscnn/fedavg", detection=(1, 1))
     make_run(Path("exp"), "keywords/dscnn/alt")
+    make_run(Path("exp"), "keywords/dscnn/fedkws_ui.smoothing=0.3", smoothing=0.3)
     for section in ("mini", "real"):
         Path(f"RESULTS-{section}-clients-keywords.png").write_bytes(b"")
         Path(f"RESULTS-{section}-clients-none.png").write_bytes(b"")
@@ -699,6 +709,7 @@ def check_png(path: Path) -> None:
     data = path.read_bytes()
     assert len(data) < 150_000
     assert not {b"tEXt", b"tIME", b"zTXt", b"iTXt"} & set(png_chunks(data))
+    assert has_blank_edges(path), f"{path} is cut off"
 
 
 PICTURES = [Path(f"RESULTS-mini-{name}.png") for name in ("accuracy", "ablation")]

@@ -14,6 +14,7 @@ import yaml
 from asr_checkout import TINY
 from conftest import ROOT, ledger
 from pages import CONTRIBUTING, OWN_CORPUS, SET_UP, bash, blocks, make_checkout
+from reported import has_blank_edges
 
 from fedtools import __version__
 from fedtools.methods.base import Method
@@ -141,3 +142,9 @@ def test_the_changelog_tells_what_methods_are_refused_for():
     assert re.search(r"^## \[Unreleased\]$", changes, re.M)
     for old, new in Method._RENAMED.items():
         assert re.search(rf"^\| `{old}\b.*\| `{new}\b", changes, re.M), old
+
+
+def test_no_picture_of_a_results_page_is_cut_off():
+    pictures = sorted(ROOT.glob("egs/*/*/RESULTS*.png"))
+    assert len(pictures) > 20
+    assert [path.name for path in pictures if not has_blank_edges(path)] == []

@@ -149,7 +149,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         ]
     if "detection" in pictures:
         parts.append(image(f"False rejects and accepts, {caption}", pictures["detection"].name))
-    if ablations(runs) or any(setting.option for setting in runs.complete):
+    if any(setting.option for setting in runs.complete):
         ablated = ablation_table(runs, page.references)
         parts += [
             f"**{caption}: ablations, accuracy (%)** (figure 3), as in figure 2. "

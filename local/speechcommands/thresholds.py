@@ -29,7 +29,7 @@ NOTE = (
     "odds are above a threshold. FR: clips of keywords below the threshold that gives the false "
     "accepts (FA) of the column, in %. FA are in % of the clips of negative classes, or per hour "
     "of speech whose transcripts have no keyword, where at most one word is accepted within the "
-    "length of a clip."
+    "length of a clip. A column that amounts to less than one clip allows no false accept."
 )
 # Ticks and ends of the axes with normal deviate scales, in %.
 _TICKS = (0.1, 1, 5, 20, 50, 80, 95, 99)
@@ -147,7 +147,10 @@ def plot_thresholds(path: Path, runs: Runs, title: str) -> None:
             axes.set_xlabel("False accepts an hour")
         shown = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
         figure.suptitle(title, fontsize=10, wrap=True)
-        figure.legend(shown.values(), list(shown), loc="outside lower center", ncols=4, fontsize=8)
+        # A single panel has room for two names side by side.
+        ncols = 4 if speech else 2
+        names = list(shown)
+        figure.legend(shown.values(), names, loc="outside lower center", ncols=ncols, fontsize=8)
 
 
 def places_drawn(runs: Runs) -> list[tuple[str, str]]:
