@@ -34,6 +34,20 @@ take_options() { # YAML, [name=]key...
     done <<<"${value}"
 }
 
+# Say what a run will do, and the time, downloads and disk that its configuration's section `estimate`
+# states; a configuration for any corpus has none.
+say_estimate() { # YAML, what the run does
+    local facts
+    log "$2; stages ${stage} to ${stop_stage}"
+    if facts=$(fedtools config "$1" estimate.{minutes,fetches,disk_gb} 2>/dev/null); then
+        mapfile -t facts <<<"${facts}"
+        log "All stages with the defaults of $1 take ${facts[0]} minutes on two idle cores," \
+            "fetch ${facts[1]}, and need ${facts[2]} GB of disk"
+    else
+        log "Time and disk depend on corpus and options; --price true estimates the time of training"
+    fi
+}
+
 # Provide the packages and the folder, `pretrained`, that a configuration of pretrained models needs; a
 # folder that the user gives is not fetched. For other configurations, do nothing.
 fetch_pretrained() { # YAML

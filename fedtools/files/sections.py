@@ -180,7 +180,23 @@ class PretrainedModel:
     whisper: Literal["none", "tiny.en", "base"] = "none"
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """What a recipe says before it starts: measured with this file, all else by default.
+
+    Attributes:
+        minutes: time on two idle cores, without set-up and the build of lmplz.
+        fetches: what is downloaded, and its size.
+        disk_gb: what data/, dump/, exp/ and downloads/ hold at the end.
+    """
+
+    minutes: AboveZero | None = None
+    fetches: str = "nothing"
+    disk_gb: AboveZero | None = None
+
+
 SECTIONS: dict[str, type] = {
+    "estimate": Estimate,
     "pretrained": PretrainedModel,
     "tokens": Tokens,
     "lm": Ngram,

@@ -88,6 +88,7 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
 figures=${results%.md}-${section} drawings=${exp}/pictures last=${tasks##* } sets=()
 for task in ${tasks}; do sets+=("${task}"/{train,valid,test}); done
 
+say_estimate "${config}" "Keyword spotting on ${release} by ${methods} (seeds ${seeds})"
 fetch_pretrained "${config}"
 # Check the sections now, and not after hours of preparing a corpus.
 read -r -a sections <<<"networks.${networks// / networks.} methods.${methods// / methods.}"
