@@ -41,9 +41,9 @@ setup(
         "soundfile>=0.12.1",
         "soxr>=0.3.7",
         "sentencepiece>=0.2.0,<0.3",
-        # Neither installs from PyPI on Python 3.13; there, run utils/build_flashlight.sh.
-        "flashlight-text>=0.0.7; python_version < '3.13'",
-        "kenlm>=0.3.0; python_version < '3.13'",
+        # The modules of flashlight-text and kenlm, with wheels for every supported Python.
+        "ufal-flashlight-text>=0.0.7.1",
+        "ufal-kenlm>=26.4.1",
         # Pinned: the mini corpus is checked by its hash.
         "espeakng-loader==0.2.4",
         "safetensors>=0.4.3",

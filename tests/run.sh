@@ -8,6 +8,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 export LC_ALL=C
 . utils/environment.sh
+utils/build_kenlm.sh --background
 
 # Once. In a user's own environment any version is accepted, and pip only adds missing packages.
 missing=$(
@@ -33,8 +34,9 @@ PYTHON
 if [[ -n $missing ]]; then
     echo "tests/run.sh: installing what the tests need: ${missing//$'\n'/ }" >&2
     # shellcheck disable=SC2086  # one argument for each package
-    python3 -m pip install -q --no-input --disable-pip-version-check $missing >&2
+    python3 -m pip install -q --no-input --no-compile --disable-pip-version-check $missing >&2
 fi
+utils/build_kenlm.sh
 
 # Threads that spin while they wait take the cores from the other worker: a test in double precision
 # took 29 seconds of processor time on a busy machine, and takes 4.

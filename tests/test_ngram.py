@@ -147,7 +147,7 @@ def test_wrong_usage(cli, text, tmp_path):
 def test_programs_are_the_environments_own_then_those_on_path(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
-    with pytest.raises(UserError, match=r"lmplz is neither in .*; run utils/setup\.sh"):
+    with pytest.raises(UserError, match=r"lmplz is neither in .*; run utils/build_kenlm\.sh"):
         find_program("lmplz")
     for folder in "elsewhere", "bin":
         program = tmp_path / folder / "lmplz"

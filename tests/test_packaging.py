@@ -72,7 +72,7 @@ def test_what_is_pinned_meets_what_is_declared(dist):
     declared = re.findall(r"^Requires-Dist: (.+)$", metadata.decode(), re.MULTILINE)
     pins = (ROOT / "utils/requirements.txt").read_text().splitlines()
     # utils/setup.sh installs these by itself.
-    own = {"espnet", "torch", "kenlm"}
+    own = {"torch"}
     for minor in range(10, 14):
         python = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.1"}
         pinned = {}
@@ -92,55 +92,129 @@ def test_what_is_pinned_meets_what_is_declared(dist):
                 assert wanted.specifier.contains(pinned[name]), line
 
 
+class Checkout:
+    """A checkout of setup.sh and the package, and an environment that has this one's packages."""
+
+    def __init__(self, folder: Path):
+        self.root, self.venv, self.folder = folder / "a checkout", folder / "a venv", folder
+        ignored = shutil.ignore_patterns("*.pyc")
+        shutil.copytree(ROOT / "fedtools", self.root / "fedtools", ignore=ignored)
+        (self.root / "utils").mkdir()
+        for name in ("setup.sh", "requirements.txt"):
+            shutil.copy(ROOT / "utils" / name, self.root / "utils")
+        for name in ("LICENSE", "README.md", "setup.py"):
+            shutil.copy(ROOT / name, self.root)
+        run(sys.executable, "-m", "venv", "--without-pip", self.venv).ok()
+        self.packages = Path(sysconfig.get_path("purelib", vars={"base": str(self.venv)}))
+        self.python = self.venv / "bin" / "python"
+
+    def has(self, *left_out: str) -> None:
+        """Link this environment's packages, but those whose names begin so."""
+        for path in Path(sysconfig.get_path("purelib")).iterdir():
+            if not path.name.startswith(("fedtools", "__editable__", *left_out)):
+                (self.packages / path.name).symlink_to(path)
+
+    def hash_of(self, name: str) -> str:
+        """Return a file's part of the key of a step."""
+        return hashlib.sha256((self.root / name).read_bytes()).hexdigest()[:16]
+
+    def is_done(self, **steps: str) -> None:
+        """Mark steps of a set-up as done, with their keys; the first two with the present ones."""
+        text = (self.root / "utils/setup.sh").read_text()
+        torch = re.search(r"^torch_version=(.+)$", text, re.M)[1]
+        (self.venv / ".steps").mkdir(exist_ok=True)
+        for name, key in ({"venv": "made", "torch": f"default {torch}"} | steps).items():
+            (self.venv / ".steps" / name).write_text(f"{key}\n")
+
+    def set_up(self, **env: str):
+        env = {"FEDTOOLS_TORCH": "", "FEDTOOLS_PYTHON": ""} | env
+        return run(self.root / "utils/setup.sh", "--venv", self.venv, env=env)
+
+    def says(self, line: str) -> list[str]:
+        """Return the words that a line of Python prints in the environment."""
+        return run(self.python, "-c", line, cwd=self.folder).ok().out.split()
+
+
 def test_an_environment_of_the_former_name_ends_with_one_distribution(tmp_path):
     """Where the package is installed as `fedtools`, setup.sh leaves only `fedtools-speech`."""
-    root, venv = tmp_path / "a checkout", tmp_path / "a venv"
-    shutil.copytree(ROOT / "fedtools", root / "fedtools", ignore=shutil.ignore_patterns("*.pyc"))
-    (root / "utils").mkdir()
-    for name in ("setup.sh", "build_kenlm.sh", "build_flashlight.sh", "requirements.txt"):
-        shutil.copy(ROOT / "utils" / name, root / "utils")
-    for name in ("LICENSE", "README.md"):
-        shutil.copy(ROOT / name, root)
-    run(sys.executable, "-m", "venv", "--without-pip", venv).ok()
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(venv)}))
-    for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if "fedtools" not in path.name:
-            (packages / path.name).symlink_to(path)
-
-    def named(name: str) -> str:
-        """Write setup.py with a distribution's name; return its part of the step's mark."""
-        text = (ROOT / "setup.py").read_text().replace("fedtools-speech", name)
-        (root / "setup.py").write_text(text)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    checkout = Checkout(tmp_path)
+    checkout.has()
+    root, text = checkout.root, (ROOT / "setup.py").read_text()
 
     def installed() -> list[str]:
         """Return the distributions with the package, and those with the command."""
         line = "from importlib.metadata import entry_points, packages_distributions as p\n"
         line += "print(*p()['fedtools'], *{e.dist.name for e in entry_points(name='fedtools')})"
-        return run(venv / "bin" / "python", "-c", line, cwd=tmp_path).ok().out.split()
+        return checkout.says(line)
 
-    pip = (venv / "bin" / "python", "-m", "pip", "install", "-q", "--no-deps")
-    former = named("fedtools")
-    run(*pip, "--no-build-isolation", "-e", root).ok()
+    pip = (checkout.python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation")
+    (root / "setup.py").write_text(text.replace("fedtools-speech", "fedtools"))
+    run(*pip, "-e", root).ok()
     assert installed() == ["fedtools", "fedtools"]
     # All other steps of a set-up are done, and so was this one, with the former setup.py.
-    versions = dict(
-        re.findall(r"^(\w+)_version=(.+)$", (root / "utils/setup.sh").read_text(), re.M)
-    )
-    needs, flashlight = (
-        hashlib.sha256((root / "utils" / name).read_bytes()).hexdigest()[:16]
-        for name in ("requirements.txt", "build_flashlight.sh")
-    )
-    marks = {"venv": "made", "torch": f"default {versions['torch']}", "needs": needs}
-    marks |= {"espnet": versions["espnet"], "kenlm": versions["kenlm"], "flashlight": flashlight}
-    (venv / ".steps").mkdir()
-    for name, key in (marks | {"fedtools": f"{former} {root} {venv}"}).items():
-        (venv / ".steps" / name).write_text(f"{key}\n")
-    named("fedtools-speech")
-    run(root / "utils/setup.sh", "--venv", venv, env={"FEDTOOLS_TORCH": ""}).ok()
+    former = f"{checkout.hash_of('setup.py')} {root} {checkout.venv}"
+    checkout.is_done(needs=checkout.hash_of("utils/requirements.txt"), fedtools=former)
+    (root / "setup.py").write_text(text)
+    checkout.set_up().ok()
     assert installed() == ["fedtools-speech", "fedtools-speech"]
-    said = run(venv / "bin" / "fedtools", "--version", cwd=tmp_path).ok().out
+    said = run(checkout.venv / "bin" / "fedtools", "--version", cwd=tmp_path).ok().out
     assert said == f"fedtools {package.__version__}\n"
+
+
+def wheel(folder: Path, name: str, version: str, modules: list[str]) -> None:
+    """Write a wheel whose modules say which distribution they are from."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    files = dict.fromkeys(modules, f"OWNER = {name!r}\n")
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    files[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+        record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
+        archive.writestr(f"{info}/RECORD", record)
+
+
+FORMER = {"kenlm": "0.3.0", "flashlight-text": "0.0.7"}
+MODULES = {"kenlm": ["kenlm.py"], "flashlight-text": ["flashlight/lib.py", "flashlight/old.py"]}
+
+
+@pytest.mark.parametrize("newer_first", [False, True], ids=["from-former", "former-over-present"])
+def test_former_packages_of_the_decoder_are_replaced(tmp_path, newer_first):
+    """Packages that own the same files: none is missing, even if a set-up stops between the two."""
+    checkout, wheels = Checkout(tmp_path), tmp_path / "wheels"
+    checkout.has("kenlm", "flashlight", "ufal")
+    wheels.mkdir()
+    pins = (ROOT / "utils/requirements.txt").read_text()
+    present = dict(re.findall(r"^ufal-([\w-]+)==(\S+)", pins, re.M))
+    assert present.keys() == FORMER.keys()
+    for name, version in FORMER.items():
+        wheel(wheels, name, version, MODULES[name])
+        wheel(wheels, f"ufal-{name}", present[name], MODULES[name][:1])
+    pinned = [f"ufal-{name}=={version}" for name, version in present.items()]
+    (checkout.root / "utils/requirements.txt").write_text("\n".join(pinned) + "\n")
+    pip = (checkout.python, "-m", "pip", "install", "-q", "--no-deps", "--no-index")
+    for names in [pinned] * newer_first + [list(FORMER)]:
+        run(*pip, "--find-links", wheels, *names).ok()
+    done = f"{checkout.hash_of('setup.py')} {checkout.root} {checkout.venv}"
+    checkout.is_done(needs="of an earlier version", espnet="202511", kenlm="0.3.0", fedtools=done)
+
+    # Without the wheels the step fails when the former packages are gone.
+    offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null", "PIP_CONSTRAINT": ""}
+    stopped = checkout.set_up(**offline, PIP_FIND_LINKS="")
+    assert stopped.code == 1
+    assert "step 'packages, ESPnet among them' failed" in stopped.err
+    owned = "from importlib.metadata import distributions as d\n"
+    owned += "print(*sorted(n for n in (i.name for i in d()) if n.endswith(('kenlm', 'text'))))"
+    assert not checkout.says(owned)
+    # The same command continues.
+    checkout.set_up(**offline, PIP_FIND_LINKS=str(wheels)).ok()
+    assert checkout.says(owned) == ["ufal-flashlight-text", "ufal-kenlm"]
+    line = "import flashlight.lib, kenlm; print(kenlm.OWNER, flashlight.lib.OWNER)"
+    assert checkout.says(line) == ["ufal-kenlm", "ufal-flashlight-text"]
+    assert not (checkout.packages / "flashlight/old.py").exists()
+    steps = {path.name for path in (checkout.venv / ".steps").iterdir()}
+    assert steps == {"venv", "torch", "needs", "fedtools"}
 
 
 def test_version():

@@ -531,15 +531,14 @@ def environment(folder: Path, *programs: str) -> dict[str, str]:
 SOURCE_PATH = """set -euo pipefail
 . "$1"
 echo "$ROOT|$LC_ALL|${PATH%%:*}"
-lmplz || true
 """
 
 
 def test_path_uses_the_active_environment(checkout, tmp_path):
-    env = environment(tmp_path / "bin", "fedtools", "lmplz", "build_binary")
+    env = environment(tmp_path / "bin", "fedtools")
     path = checkout / "egs/commonvoice/asr1/path.sh"
     done = run("bash", "-c", SOURCE_PATH, "x", path, env=env, cwd=tmp_path).ok()
-    assert done.out == f"{checkout}|C|{tmp_path}/bin\nlmplz of the active environment\n"
+    assert done.out == f"{checkout}|C|{tmp_path}/bin\n"
     assert not done.err
     assert not (checkout / "calls").exists()
     # The same from within, by a relative path, and without the strict options.
@@ -561,15 +560,13 @@ exec(sys.stdin.read())'
     ("lacking", "python", "said"),
     [
         ("fedtools", None, "but not the program fedtools, using"),
-        ("lmplz", None, "but not the program lmplz, using"),
         ("", WITH_FEDTOOLS, "but not the package torch, the package espnet2, the package kaldiio,"),
         ("", WITHOUT, None),
         ("", "exit 127\n", None),
     ],
 )
 def test_path_sets_up_otherwise(checkout, tmp_path, lacking, python, said):
-    programs = {"fedtools", "lmplz", "build_binary"} - {lacking}
-    env = environment(tmp_path / "bin", *programs)
+    env = environment(tmp_path / "bin", *{"fedtools"} - {lacking})
     if python:
         script(tmp_path / "bin/python3", python)
     path = checkout / "egs/commonvoice/asr1/path.sh"

@@ -37,10 +37,16 @@ take_pretrained() { # sets pretrained, tokens, seq2seq, tuned, feature_options, 
     [ "$(setting model.criterion)" != seq2seq ] || seq2seq=true tokens=${pretrained} tuned=()
 }
 
+# Train an n-gram, for which a build in the background must have ended.
+train_lm() { # arguments of fedtools train-lm
+    utils/build_kenlm.sh
+    fedtools train-lm "$@"
+}
+
 train_units() { # set to train tokens and n-gram on, --valid TEXT...: to report perplexities of
     fedtools train-tokens "${data}/$1/text" "${exp}/tokens" \
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
-    fedtools train-lm "${data}/$1/text" "${exp}/lm" --order "$(setting lm.order)" "${@:2}"
+    train_lm "${data}/$1/text" "${exp}/lm" --order "$(setting lm.order)" "${@:2}"
 }
 
 # Print an experiment's line for waves.py.

@@ -1,14 +1,15 @@
 # shellcheck shell=bash
 # Sourced by a recipe's path.sh and by tests/run.sh: puts an environment with fedtools on PATH. This is
-# the active one if fedtools and KenLM are installed there, and otherwise .venv at the root of the
-# checkout, which utils/setup.sh makes the first time.
+# the active one if fedtools is installed there, and otherwise .venv at the root of the checkout, which
+# utils/setup.sh makes the first time. Neither needs KenLM's lmplz, which utils/build_kenlm.sh builds
+# before a command that calls it.
 #
 # Sets no shell option, so that a batch system's job script can source it too.
 
 _fedtools_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || return 1
 
 _fedtools_is_active() {
-    local program lacking
+    local lacking
     case $(command -v python3) in "$_fedtools_root"/.venv/*) return 1 ;; esac
     # From outside the checkout, in which `import fedtools` works without an installation.
     lacking=$(
@@ -22,9 +23,7 @@ for name in ("torch", "espnet2", "kaldiio"):
         print(f" the package {name},", end="")
 PYTHON
     ) || return 1
-    for program in fedtools lmplz build_binary; do
-        command -v "$program" >/dev/null || lacking+=" the program $program,"
-    done
+    command -v fedtools >/dev/null || lacking+=" the program fedtools,"
     [[ -n $lacking ]] || return 0
     echo "path.sh: fedtools is installed in the active environment, but not ${lacking# }" \
         "using $_fedtools_root/.venv" >&2

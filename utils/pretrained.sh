@@ -30,5 +30,5 @@ fixed=$(mktemp)
 trap 'rm -f "$fixed"' EXIT
 python3 -m pip freeze --exclude-editable 2>/dev/null | grep -E '^(torch|numpy|setuptools)==' \
     >"$fixed" || true
-python3 -m pip install --quiet --constraint "$fixed" "${packages[@]}"
+python3 -m pip install --quiet --no-compile --constraint "$fixed" "${packages[@]}"
 is_done || { echo "pretrained.sh: transformers cannot be imported after its installation" >&2; exit 1; }

@@ -3,7 +3,7 @@
 #
 #   utils/setup.sh [--venv DIR]          (default: .venv at the root of the checkout)
 #
-# Needs Python 3.10 to 3.13 with its venv module, a C++ compiler, and PyPI. A recipe's path.sh
+# Needs Python 3.10 to 3.13 with its venv module, and PyPI. A recipe's path.sh
 # calls it; if the environment is complete it does nothing. After a kill, the same command continues
 # with the step that was interrupted. All output is in DIR/setup.log.
 #
@@ -13,8 +13,6 @@ set -euo pipefail
 export LC_ALL=C
 
 torch_version=2.13.0
-espnet_version=202511
-kenlm_version=0.3.0
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
@@ -40,8 +38,7 @@ hash_of() { cat "$@" | sha256sum | cut -c 1-16; }
 
 # The environment has absolute paths, so a moved checkout repeats the steps that depend on them.
 installed="$(hash_of "$root/setup.py") $root $venv"
-everything="$(hash_of "$root"/setup.py "$root"/utils/{setup,build_kenlm,build_flashlight}.sh \
-    "$root/utils/requirements.txt") $installed"
+everything="$(hash_of "$root"/setup.py "$root"/utils/{setup.sh,requirements.txt}) $installed"
 # Once chosen, a PyTorch is kept until FEDTOOLS_TORCH asks for another.
 torch="default $torch_version"
 if [[ -n ${FEDTOOLS_TORCH:-} ]]; then
@@ -67,7 +64,7 @@ if command -v flock >/dev/null; then
 fi
 
 number=0
-steps=6
+steps=4
 ticker=
 trap '[[ -z $ticker ]] || kill "$ticker" 2>/dev/null' EXIT
 
@@ -133,32 +130,32 @@ note() {
     printf '\r    %s\n' "$*" >&4
 }
 
-install() { "$python" -m pip install --no-input --progress-bar off "${pip_mode[@]}" "$@"; }
+# Python compiles a module when it is first imported; to compile all takes longer than the rest of a
+# set-up, and most are never imported.
+install() {
+    "$python" -m pip install --no-input --progress-bar off --no-compile "${pip_mode[@]}" "$@"
+}
 
 # ---------------------------------------------------------------------------------------------
 # Candidates must run, not only exist: a version manager has shims for versions it has not installed.
 fitting() {
-    "$1" -c "import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < $2)" \
+    "$1" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' \
         >/dev/null 2>&1
 }
 
 find_python() {
     local candidate
     if [[ -n ${FEDTOOLS_PYTHON:-} ]]; then
-        fitting "$FEDTOOLS_PYTHON" "(3, 14)" ||
+        fitting "$FEDTOOLS_PYTHON" ||
             fail "FEDTOOLS_PYTHON=$FEDTOOLS_PYTHON is not Python 3.10 to 3.13 with venv"
         echo "$FEDTOOLS_PYTHON"
         return
     fi
-    # 3.13 last: there, the decoder has to be compiled.
-    for candidate in python3 python3.12 python3.11 python3.10; do
-        if fitting "$candidate" "(3, 13)"; then echo "$candidate"; return; fi
+    for candidate in python3 python3.{13,12,11,10}; do
+        if fitting "$candidate"; then echo "$candidate"; return; fi
     done
-    for candidate in python3 python3.13; do
-        if fitting "$candidate" "(3, 14)"; then echo "$candidate"; return; fi
-    done
-    fail "no Python 3.10 to 3.13 with venv on PATH (Debian, Ubuntu: apt-get install python3-venv" \
-        "python3-dev); or name one in FEDTOOLS_PYTHON"
+    fail "no Python 3.10 to 3.13 with venv on PATH (Debian, Ubuntu: apt-get install python3-venv); or" \
+        "name one in FEDTOOLS_PYTHON"
 }
 
 make_venv() {
@@ -193,24 +190,13 @@ install_torch() {
     install "torch==$torch_version"
 }
 
-install_needs() { install --no-deps -r "$root/utils/requirements.txt"; }
-
-# ESPnet's own requirements conflict with a recent PyTorch: it asks for setuptools < 74.
-install_espnet() { install --no-deps "espnet==$espnet_version"; }
-
-build_kenlm() {
-    # Build the module and the programs at the same time, because either build leaves cores idle. On
-    # Python 3.13 the module is built with flashlight-text.
-    local module=
-    if [[ $steps -eq 6 ]]; then
-        install --no-deps "kenlm==$kenlm_version" &
-        module=$!
-    fi
-    "$root/utils/build_kenlm.sh" "$venv/bin" "$python"
-    [[ -z $module ]] || wait "$module"
+install_needs() {
+    # Environments of earlier versions have the modules of ufal-* from two packages without that prefix.
+    # All four go first: to uninstall one removes the files of its namesake.
+    rm -f "$marks"/{espnet,kenlm,flashlight}
+    "$python" -m pip uninstall -y {,ufal-}{kenlm,flashlight-text}
+    install --no-deps -r "$root/utils/requirements.txt"
 }
-
-build_flashlight() { "$root/utils/build_flashlight.sh" "$python"; }
 
 install_fedtools() {
     # Environments of earlier versions have the package under the name `fedtools`. Two distributions
@@ -236,18 +222,13 @@ fi
 mkdir -p "$marks"
 base=$python
 [[ -e $marks/venv ]] || base=$(find_python)
-say "Setting up $venv, once; takes some minutes (log: $log)"
+say "Setting up $venv, once: about a minute on two idle cores, 0.5 GB of downloads, 1.6 GB of disk (more" \
+    "with CUDA); log: $log"
 version=$("$base" -c 'import platform; print(platform.python_version())')
-[[ $version != 3.13* ]] || steps=7
 
 step venv made "virtual environment, Python $version" make_venv
 step torch "$torch" "PyTorch ${torch#* }" install_torch
-step needs "$(hash_of "$root/utils/requirements.txt")" "packages" install_needs
-step espnet "$espnet_version" "ESPnet $espnet_version" install_espnet
-[[ $steps -eq 6 ]] ||
-    step flashlight "$(hash_of "$root/utils/build_flashlight.sh")" "flashlight-text, compiled" \
-        build_flashlight
-step kenlm "$kenlm_version" "KenLM and its lmplz, compiled" build_kenlm
+step needs "$(hash_of "$root/utils/requirements.txt")" "packages, ESPnet among them" install_needs
 step fedtools "$installed" "fedtools" install_fedtools
 
 printf '%s\n' "$everything $torch" >"$venv/.done.new"

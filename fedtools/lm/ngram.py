@@ -235,7 +235,7 @@ def find_program(name: str) -> Path:
     if found := shutil.which(name, path=own) or shutil.which(name):
         return Path(found)
     problem = f"KenLM's {name} is neither in {own} nor on PATH"
-    raise UserError(problem, remedy="run utils/setup.sh, which builds it")
+    raise UserError(problem, remedy="run utils/build_kenlm.sh, which builds it")
 
 
 def _write_corpus(

@@ -60,7 +60,7 @@ arm_ngrams() {
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
     for arm in $(of_kind lists); do
         text_of "${arm}"
-        fedtools train-lm "${text[@]}" "${exp}/arms/${arm}/lm" --order "${order}" \
+        train_lm "${text[@]}" "${exp}/arms/${arm}/lm" --order "${order}" \
             --valid "${data}/dev/text" --valid "${data}/eval/text"
     done
 }

@@ -31,6 +31,8 @@ set --
 . utils/asr_steps.sh
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} baseline=exp/${tag}/baseline
 
+! begins 2 || utils/build_kenlm.sh --background
+
 if begins 1; then
     log "Stage 1: data directories in ${data}, features in ${dump}"
     fedtools subset-data "${an4}/train" "${data}/valid" --speakers 8 --rest "${data}/train"

@@ -95,6 +95,8 @@ elif [ -n "${am_seed}" ]; then
     fail 2 "--am_seed needs --arms"
 fi
 
+! begins 3 || utils/build_kenlm.sh --background
+
 if begins 1; then
     keep_options "${exp}" "${corpora}--clients ${clients} ${speaking}"
     log "Stage 1: data directories in ${data}"
@@ -127,10 +129,10 @@ elif begins 3; then
     log "Stage 3: tokens and n-gram"
     fedtools train-tokens "${data}/train/text" "${exp}/tokens" \
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
-    fedtools train-lm "${text[@]}" "${exp}/lm" --order "${order}" \
+    train_lm "${text[@]}" "${exp}/lm" --order "${order}" \
         --valid "${data}/dev/text" --valid "${data}/eval/text"
     # The n-gram of the density ratio.
-    fedtools train-lm "${text[@]}" "${exp}/lm2" \
+    train_lm "${text[@]}" "${exp}/lm2" \
         --order "$(fedtools config conf/fmp.yaml rescoring.density_order)"
 fi
 

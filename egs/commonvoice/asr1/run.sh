@@ -108,6 +108,8 @@ show_corpora
 ! begins 2 || keep_options "${exp}" "--clients ${clients}${speeds:+" --speeds ${speeds}"}" 2
 ! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
 
+! begins 3 || "${seq2seq}" || utils/build_kenlm.sh --background
+
 if begins 1; then
     log "Stage 1: data directories in ${data}"
     [ -n "${COMMONVOICE}" ] || local/mini.py "${corpus%/*/*}" ${mini_tests:+--tests "${mini_tests}"}

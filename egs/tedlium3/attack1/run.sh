@@ -106,6 +106,8 @@ if begins 3 && [ "${ivectors}" = true ]; then
     keep_options "${exp}" "i-vectors' gaussians, dimension, hours: ${sizes}" 3
 fi
 
+! begins 4 || "${seq2seq}" || utils/build_kenlm.sh --background
+
 if begins 1; then
     log "Stage 1: data directories in ${data}"
     [ -n "${TEDLIUM}" ] || local/mini.py "$(dirname "${corpus}")" "${spoken[@]}"
