@@ -79,6 +79,8 @@ def begin(path: str, owner: str, lock: int) -> None:
         os.dup2(number, target)
     os.closerange(4, 1024)
     os.chdir("/")
+    # Forks are measured, see covered.py, not the server.
+    os.environ.pop("COVERAGE_PROCESS_START", None)
     server = os.path.join(os.path.dirname(__file__), "fork_server.py")
     os.execv(sys.executable, [sys.executable, server, path, owner])
 

@@ -23,12 +23,15 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
+from covered import measure_fork
+
 ROOT = Path(__file__).resolve().parent.parent
 # Kills its process, and group, when the file descriptor it is set for becomes readable: fcntl.h.
 F_SETSIG = 10
 # Slow imports that commands make at run time.
 LATE = (
     "PIL.Image",
+    "coverage",
     "espnet2.asr.encoder.conformer_encoder",
     "espnet2.asr.encoder.transformer_encoder",
     "espnet2.asr.espnet_model",
@@ -147,6 +150,7 @@ def become(request: tuple, files: list[int]) -> None:
         os.environb.clear()
         os.environb.update(environment)
         os.chdir(folder)
+        measure_fork()
         code = run(program, words)
     except BaseException:
         traceback.print_exc()
