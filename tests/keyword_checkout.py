@@ -32,10 +32,11 @@ def make_checkout(folder: Path) -> Path:
     """Make a checkout whose path has blanks; large or fixed files are links to the real ones."""
     root = folder / "a checkout"
     recipe = root / "egs" / "speechcommands" / "kws1"
-    ignored = shutil.ignore_patterns("data", "dump", "exp", "downloads")
+    ignored = shutil.ignore_patterns("corpus", "data", "dump", "exp", "downloads")
     shutil.copytree(ROOT / "egs/speechcommands/kws1", recipe, symlinks=True, ignore=ignored)
     for name in ("conf", "fedtools", "local", "utils", "setup.py"):
         (root / name).symlink_to(ROOT / name)
+    (recipe / "corpus").symlink_to(ROOT / "egs/speechcommands/kws1/corpus")
     # path.sh is a link to the other recipe's.
     other = root / "egs" / "commonvoice" / "asr1"
     other.mkdir(parents=True)

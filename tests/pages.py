@@ -29,7 +29,9 @@ def make_checkout(folder: Path) -> Path:
     """Make a checkout whose path has blanks, with copies of the recipes' folders."""
     root = folder / "a checkout"
     for name in ("egs", "conf", "local"):
-        ignored = shutil.ignore_patterns("data", "dump", "exp", "downloads", "*.png", "RESULTS.md")
+        ignored = shutil.ignore_patterns(
+            "data", "dump", "exp", "downloads", "*.png", "*.opus", "RESULTS.md"
+        )
         shutil.copytree(ROOT / name, root / name, symlinks=True, ignore=ignored)
     for name in ("fedtools", "utils", "setup.py"):
         (root / name).symlink_to(ROOT / name)
