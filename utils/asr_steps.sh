@@ -105,5 +105,17 @@ score() { # name of the logs; on standard input, lines with tabs: experiment, fo
     printf '%s\n' "${lines[@]}" | while IFS=$'\t' read -r path lists set out; do
         tabbed "${data}/${set}" "${path}/${lists}/text" "${path}/${out:-${lists}}"
     done | each "${cpu_cmd}" "$1" fedtools score "${score_options[@]}"
-    show "$1"
+    printf '%s\n' "${lines[@]}" | while IFS=$'\t' read -r path lists set out; do
+        rate_of "${path}/${out:-${lists}}"
+    done
+}
+
+# Print the error rate of a system, the mean over clients; the whole table is in the folder.
+rate_of() { # folder of the rates
+    awk -F '\t' -v folder="$1" '
+        NR == 1 {
+            for (n = 1; n <= NF; n++) place[$n] = n
+            rate = ("wer" in place) ? "wer" : "cer"
+        }
+        $1 == "average" { printf "%s: %s %s %%\n", folder, toupper(rate), $place[rate] }' "$1/wer.tsv"
 }

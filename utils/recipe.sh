@@ -148,13 +148,15 @@ each() { # command of cmd.sh, name of the list and the logs, command...
     [ ! -s "${list}" ] || array "$1" "${list%.list}.JOB.log" "${list}" 1 0 "${@:3}"
 }
 
-# Print the output of the jobs of `each`, in order, each after its line of the list.
+# Print the sentences in the output of the jobs of `each`, in order, each job's below its line of the
+# list. Tables, whose columns are two spaces apart, stay in the logs, which the line names.
 show() { # name of the list and the logs
     local line job=0 path=${logs:-${exp}/log}/$1
     while IFS= read -r line; do
         job=$((job + 1))
+        [ -z "$(printed "${path}.${job}.log" | sed -n '/  /p')" ] || line+=": ${path}.${job}.log"
         log "${line//$'\t'/ }"
-        printed "${path}.${job}.log"
+        printed "${path}.${job}.log" | sed '/  /d; /^$/d'
     done <"${path}.list"
 }
 

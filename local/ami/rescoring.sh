@@ -236,7 +236,7 @@ best_of() { # on standard input, lines with tabs: experiment, set
     while IFS=$'\t' read -r path set _; do
         tabbed "${data}/${set}" "${path}/best/text" "${path}/best"
     done <<<"${lines}" | each "${cpu_cmd}" best.score fedtools score
-    show best.score
+    while IFS=$'\t' read -r path _; do rate_of "${path}/best"; done <<<"${lines}"
 }
 
 # Repeat the first pass with a beam search that favours each client's own words, except in the

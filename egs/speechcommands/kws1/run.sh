@@ -146,7 +146,11 @@ if begins 5 && [[ ${tasks} = *keywords* && "${silence} ${unknown}" != "false fal
     log "Stage 5: false accepts and false rejects, task keywords"
     ${train_cmd} "${exp}/log/detection.log" \
         fedtools detection "${exp}"/keywords/*/*/seed* --ngpu "${ngpu}"
-    cat "${exp}/log/detection.log"
+    # The log has a table with a row for each experiment.
+    printed "${exp}/log/detection.log" | awk '
+        NR == 1 { for (fields = NF; n++ < NF;) place[$n] = n }
+        NF == fields && /\/seed/ { printf "%s: %s false accepts, %s false rejects\n",
+            $1, $place["false_accepts"], $place["false_rejects"] }'
 fi
 
 if begins 5 && [[ ${tasks} = *keywords* && -n ${running} ]]; then
