@@ -99,8 +99,9 @@ def arguments(*more: str, mini: bool = True, **rows: str) -> list[str]:
 
 
 def markdown_row(page: str, name: str, nth: int = 0) -> list[str]:
+    """Return the cells of a row of the nth table below the summary that has it."""
     lines = [line for line in page.splitlines() if line.startswith(f"| {name} ")]
-    return [cell.strip() for cell in lines[nth].split("|")[2:-1]]
+    return [cell.strip() for cell in lines[nth + 1].split("|")[2:-1]]
 
 
 def png_chunks(data: bytes) -> list[bytes]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import inside
 from reported import FIRST, make_experiment
+from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
 from fedtools.files.experiment import write_sums
@@ -16,6 +17,7 @@ from fedtools.files.tables import read_tsv
 
 PEOPLE = {client: [f"{client}{number:02d}" for number in range(12)] for client in ("au", "en")}
 WORDS = 20
+MAIN = ("wer", "average")
 
 
 def data(path: Path) -> Path:
@@ -61,16 +63,17 @@ def world(tmp_path_factory):
     return root, errors
 
 
-def report(world, *options: object, names=("Baseline", "FedAvg", "Other")):
+def report(world, *options: object, names=("Baseline", "FedAvg", "Other"), page="RESULTS.md"):
     root, _ = world
     rows = [f"{name}={root / name / 'exp'}:{root / name / 'scores'}" for name in names]
     given = [word for row in rows for word in ("--row", row)]
     about = ("--section", "x", "--corpus", "Toy", "--release", "1", "--command", "x")
-    return inside("report", root / "RESULTS.md", *about, *given, *options)
+    return inside("report", root / page, *about, *given, *options)
 
 
-def table(text: str) -> dict[str, dict[str, str]]:
-    """Return method -> heading -> cell of the first table."""
+def table(page: Path, caption: str = "communication, computation") -> dict[str, dict[str, str]]:
+    """Return method -> heading -> cell of the table below a caption."""
+    text = page.read_text(encoding="utf-8").partition(caption)[2].split("\n\n")[1]
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     head = [cell.strip() for cell in lines[0]]
     rows = [[cell.strip() for cell in line] for line in lines[2:]]
@@ -81,18 +84,45 @@ def numbers(cell: str) -> list[float]:
     return [float(one) for one in re.findall(r"-?[0-9.]+", cell)]
 
 
-def test_counts_by_speaker_are_those_of_the_hypotheses(world):
+def test_errors_by_utterance_are_those_of_the_hypotheses(world):
     root, errors = world
     for name, own in errors.items():
-        rows = read_tsv(root / name / "scores" / "speakers.tsv", None)
-        assert {row["speaker"]: int(row["wer_errors"]) for row in rows} == own
+        rows = read_tsv(root / name / "scores" / "utterances.tsv", None)
+        assert {row["utterance"]: int(row["wer_errors"]) for row in rows} == {
+            f"{one}-a": number for one, number in own.items()
+        }
         assert {int(row["wer_tokens"]) for row in rows} == {WORDS}
         assert all(row["client"] == row["speaker"][:2] for row in rows)
+        assert all(row["speaker"] == row["utterance"][:-2] for row in rows)
+
+
+def test_the_summary_has_the_difference_to_the_first_row(world):
+    """Clients of as many speakers and words: two groups of a paired difference."""
+    root, errors = world
+    report(world, page="SUMMARY.md").ok()
+    found = table(root / "SUMMARY.md", "summary.**")
+    kept = read_tsv(root / "SUMMARY-x-intervals.tsv", None)
+    whole = {row["method"]: row for row in kept if (row["rate"], row["client"]) == MAIN}
+    bold = {name for name, row in found.items() if "**" in row["to first row"]}
+    assert bold == {"FedAvg"} and found["Baseline"]["to first row"] == "-"
+    for name in ("FedAvg", "Other"):
+        gaps = np.array([
+            [100 * (errors[name][one] - errors["Baseline"][one]) / WORDS for one in people]
+            for people in PEOPLE.values()
+        ])  # fmt: skip
+        # The mean of two means of 12, whose variances are estimated apart.
+        half = student.ppf(0.975, 24 - 2) * np.sqrt((gaps.var(1, ddof=1) / 12).sum()) / 2
+        by_hand = [gaps.mean(), gaps.mean() - half, gaps.mean() + half]
+        assert numbers(found[name]["to first row"]) == pytest.approx(by_hand, abs=0.051)
+        columns = ("difference", "difference_low", "difference_high")
+        told = [float(whole[name][column]) for column in columns]
+        assert told == pytest.approx(by_hand, abs=0.0051)
 
 
 def test_differences_are_of_the_mean_over_clients(world):
     _, errors = world
-    found = table(report(world, "--reference", "Baseline", "--reference", "FedAvg").ok().out)
+    report(world, "--reference", "Baseline", "--reference", "FedAvg").ok()
+    found = table(world[0] / "RESULTS.md")
     for reference in ("Baseline", "FedAvg"):
         for name, own in errors.items():
             cell = found[name][f"to {reference}"]
@@ -111,19 +141,22 @@ def test_differences_are_of_the_mean_over_clients(world):
 
 
 def test_what_is_better_is_in_bold_and_nothing_else(world):
-    found = table(report(world, "--reference", "Baseline").ok().out)
+    report(world, "--reference", "Baseline").ok()
+    found = table(world[0] / "RESULTS.md")
     assert found["FedAvg"]["to Baseline"].startswith("**")
     assert not found["Other"]["to Baseline"].startswith("**")
     assert not any(
         "**" in cell for row in found.values() for name, cell in row.items() if "to " not in name
     )
-    found = table(report(world, "--reference", "FedAvg").ok().out)
+    report(world, "--reference", "FedAvg").ok()
+    found = table(world[0] / "RESULTS.md")
     assert not found["Baseline"]["to FedAvg"].startswith("**")
 
 
 def test_page_says_which_difference_could_be_told(world):
     root, _ = world
-    found = table(report(world, "--reference", "Baseline").ok().out)
+    report(world, "--reference", "Baseline").ok()
+    found = table(world[0] / "RESULTS.md")
     text = (root / "RESULTS.md").read_text(encoding="utf-8")
     halves = []
     for name in ("FedAvg", "Other"):
@@ -157,17 +190,19 @@ def test_seeds_are_paired_in_order(world):
     given = [word for row in rows for word in ("--row", row)]
     about = ("--section", "y", "--corpus", "Toy", "--release", "1", "--command", "x")
     done = inside("report", root / "SEEDS.md", *about, *given, "--reference", "Baseline")
-    value, low, high = numbers(table(done.ok().out)["FedAvg"]["to Baseline"])
+    done.ok()
+    value, low, high = numbers(table(root / "SEEDS.md")["FedAvg"]["to Baseline"])
     assert value == 0 and low < -5 and high > 5
 
 
 def test_what_cannot_be_compared_is_one_line(world):
     root, _ = world
     report(world, "--reference", "Nobody").fails(1, "no row 'Nobody'", "there are Baseline, FedAvg")
-    path = root / "Other" / "scores" / "speakers.tsv"
+    path = root / "Other" / "scores" / "utterances.tsv"
     kept = path.read_bytes()
     path.unlink()
     report(world, "--reference", "Baseline").fails(1, str(path), "run fedtools score again")
-    path.write_bytes(kept.replace(b"\t20\t", b"\t21\t", 1))
-    report(world, "--reference", "Baseline").fails(1, "not the test data of Baseline")
+    for old, new in ((b"\t20\t", b"\t21\t"), (b"\nen\t", b"\nau\t"), (b"-a\t", b"-a\t\t")):
+        path.write_bytes(kept.replace(old, new, 1))
+        report(world).fails(1, str(path))
     path.write_bytes(kept)

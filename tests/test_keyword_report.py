@@ -186,7 +186,21 @@ def test_accuracy_is_the_mean_of_the_last_five_over_seeds(recipe):
     assert row_of(where, "FedAvg") == [f"49.50 ± {spread:.2f} (2)", "58.00 (1)"]
     assert row_of(where, "FedKWS-UI") == ["50.00 (1)", "-"]
     page = Path("RESULTS.md").read_text()
-    assert out in page
+    # Each of two clients sends and receives 1,500 bytes in nine rounds. Without counts by speaker,
+    # there are no intervals; the difference is of the seed that both have.
+    head = ["Method", "Accuracy (%)", "to first row", "MB/client", "Computation"]
+    rows = [
+        ["FedAvg, keywords DSCNN", "49.5", "-", "0.0135", "100 %"],
+        ["FedKWS-UI, keywords DSCNN", "50.0", "2.0", "0.0135", "100 %"],
+        ["FedAvg, words ResNet", "58.0", "-", "0.0135", "100 %"],
+    ]
+    assert rows_of("Speech Commands v2 (mini): summary.") == [head, *rows]
+    assert "Without counts by speaker (fedtools clip-scores), there are no intervals." in page
+    # It is the first table, and what is printed.
+    assert page.index("| Accuracy (%) ") < page.index("| Figures ")
+    said = out.splitlines()
+    assert said[0] == "Speech Commands v2 (mini)" and "\033" not in out
+    assert [re.split("  +", line) for line in said[2:]] == [head, *rows]
     assert "**50.00 (1)**" in page and "**58.00 (1)**" in page and "**49.50" not in page
     assert "Seed: 0, 1." in page and "Rounds: 9." in page and "Date: 2024-02-03." in page
 
@@ -240,6 +254,16 @@ def test_differences_are_of_the_same_speakers_seeds_and_evaluations(recipe):
         # Higher accuracy is better.
         page = Path("RESULTS.md").read_text()
         assert (f"**{cell}**" in page) == (method == "fedkws_ui")
+    # The same differences are in the summary, with a t interval of the accuracy over speakers.
+    for name, method in (("FedAvg", "fedavg"), ("FedKWS-UI", "fedkws_ui"), ("FedProx", "fedprox")):
+        rates = 100 - 5 * np.array([np.mean(one) for one in errors[method].values()])
+        low, high = ttest_1samp(rates, 0).confidence_interval(0.95)
+        assert row_of("summary.", name) == [
+            f"{rates.mean():.1f} [{low:.1f}, {high:.1f}]",
+            row_of(where, name)[1],
+            "0.0135",
+            "100 %",
+        ]
     accuracy, cell = row_of(where, "FedAvg")
     assert cell == "-"
     mean = np.mean([np.mean(one) for one in errors["fedavg"].values()])
@@ -676,8 +700,8 @@ def test_mini_is_said_in_every_caption_of_a_mini_corpus_only(recipe):
         published = [text for text in captions if text.startswith("**Published, not measured")]
         assert len(published) == 1 and "mini" not in published[0]
         others = [text for text in captions if text not in published]
-        assert len(others) == 12
-        assert ["mini" in text for text in others] == [mini] * 12
+        assert len(others) == 13
+        assert ["mini" in text for text in others] == [mini] * 13
 
 
 def test_pictures_are_found_whatever_the_page_is_called(recipe):

@@ -341,6 +341,9 @@ def test_the_report(recipe):
     told = read_tsv(recipe / "exp" / "fake" / "a1.relu.part2" / "a1.tsv", COLUMNS)
     own = [row for row in told if row["trials"] == "easy" and row["scores"] == "both"]
     least = min(own, key=lambda row: float(row["low"]) + float(row["high"]))
+    summary = page.partition("summary**")[2].partition("\n\n**")[0]
+    line = next(line for line in summary.splitlines() if line.startswith("| A1 "))
+    assert f"[{least['low']}, {least['high']}] | {least['layer']} |" in re.sub(" +", " ", line)
     assert f"[{least['low']}, {least['high']}] at {least['layer']} |" in page
     for name in ("a1", "a2", "weights", "membership", "utility"):
         kept = read_tsv(recipe / "exp" / "fake" / f"RESULTS-fake-{name}.tsv", None)

@@ -305,7 +305,7 @@ def test_the_reports_figures(recipe, tmp_path):
     private = ("--private", "fmp-laplace-utterance-8")
     run(sys.executable, *report, *options, *private, cwd=recipe).ok()
     run(sys.executable, *report, *options, "--seeds", "x").fails(2, "--seeds")
-    text = page.read_text()
+    summary, _, text = page.read_text().partition("second-pass rescoring")
     means = {name: (wer[name, 0] + wer[name, 1]) / 2 for name in ("rescored", "fmp2")}
     spreads = {name: abs(wer[name, 0] - wer[name, 1]) / 2**0.5 for name in ("rescored", "fmp2")}
     base, own = cells(text, "NNLM rescoring"), cells(text, "FMP, T = 2 ")
@@ -323,6 +323,10 @@ def test_the_reports_figures(recipe, tmp_path):
     value, unit = own[5].split()
     assert float(value) * {"B": 1, "kB": 1e3, "MB": 1e6}[unit] == pytest.approx(sent, rel=0.01)
     assert float(own[6]) == pytest.approx(seconds, abs=0.006)
+    short = cells(summary, "FMP, T = 2 ")
+    assert short[1].split(" [")[0] == f"{means['fmp2']:.1f}" and len(short) == 5
+    assert float(short[3]) == pytest.approx(sent / 1e6, rel=0.01)
+    assert short[4] == f"{own[6]} s"
     # Tables 3 and 4: mean and deviation of 10 and 12, means of bounds; published values next to
     # them.
     figures = ["11.00 ± 1.41", "-5.0 [-6.5, +1.0]"]

@@ -35,17 +35,27 @@ from fedtools.files.tables import (
 from fedtools.report.results import size_text
 from fedtools.score.wer import COLUMNS as SCORE
 
+COUNTS = ("wer_tokens", "wer_errors", "cer_tokens", "cer_errors")
+UTTERANCE = ("client", "speaker", "utterance", *COUNTS)
 
-def make_scores(path: Path, *wers: float, low: object = None, words: int = 40) -> Path:
-    """Write wer.tsv of three clients, with CERs half the WERs and intervals of +- 1.
 
-    Each client has 12 speakers; one of them is in all three.
+def make_scores(path: Path, *wers: float, low: object = None, words: int = 120_000) -> Path:
+    """Write scores of three clients, with CERs half the WERs and intervals of +- 1.
+
+    Each client has 12 speakers of an utterance each; one of them is in all three.
     """
-    rows = []
+    rows, utterances = [], []
+    for client, wer in zip(CLIENTS, wers, strict=True):
+        errors = round(words * wer / 100)
+        for place in range(12):
+            own = (errors + place) // 12
+            name = f"{client}{place}" if place else "anyone"
+            values = (client, name, f"{client}-{place}", words // 12, own, words // 6, own)
+            utterances.append(dict(zip(UTTERANCE, values, strict=True)))
     average = sum(wers) / 3
     for client, wer in zip((*CLIENTS, "average", "all"), (*wers, average, average), strict=True):
         total = 3 if client in ("average", "all") else 1
-        row = {"client": client, "utterances": 10 * total, "words": words * total}
+        row = {"client": client, "utterances": 12 * total, "words": words * total}
         row["speakers"] = 34 if total == 3 else 12
         row |= dict.fromkeys(("substitutions", "deletions", "insertions"), 1)
         for rate, value in (("wer", wer), ("cer", wer / 2)):
@@ -54,6 +64,7 @@ def make_scores(path: Path, *wers: float, low: object = None, words: int = 40) -
             row[f"{rate}_high"] = f"{value + 1:.2f}" if low is None else low
         rows.append(row)
     write_tsv(path / "wer.tsv", SCORE, rows)
+    write_tsv(path / "utterances.tsv", UTTERANCE, utterances)
     return path
 
 
@@ -74,7 +85,17 @@ def recipe(tmp_path, monkeypatch):
 def test_the_tables_have_costs_rates_and_the_best_in_bold(cli, recipe):
     out = cli(*arguments()).ok().out
     page = Path("RESULTS.md").read_text()
-    assert out in page
+    # The first table has five columns, and is printed below the name of the corpus. FedAvg's
+    # difference to Baseline is (23 + 20.04 + 28 - 40 - 30 - 50) / 3.
+    head = ["Method", "WER (%)", "to first row", "MB/client", "Computation"]
+    first = [line for line in page.splitlines() if line.startswith("| ")][:5]
+    said = out.splitlines()
+    assert said[:2] == ["Common Voice accents 22.0 (mini)", ""] and len(said) == 7
+    rows = [re.split("  +", line) for line in said[2:]]
+    assert rows == [[c.strip(" *") for c in line.strip("|").split("|")] for line in first]
+    assert rows[:2] == [head, ["Baseline", "40.0 [39.0, 41.0]", "-", "-", "-"]]
+    assert rows[4][:2] == ["FedAvg", "23.7 [22.7, 24.7]"] and rows[4][3:] == ["16.0", "50 %"]
+    assert rows[4][2].startswith("-16.3 [")
     # 2 MB down and up, three clients, four rounds.
     assert markdown_row(page, "Baseline")[:4] == ["-", "-", "-", "-"]
     assert markdown_row(page, "Client")[:4] == ["-", "-", "4", "-"]
@@ -91,13 +112,20 @@ def test_the_tables_have_costs_rates_and_the_best_in_bold(cli, recipe):
     # Those of every rate and table are in a file of their own, which the page names.
     assert "(RESULTS-mini-intervals.tsv)" in page
     kept = [line.split("\t") for line in Path("RESULTS-mini-intervals.tsv").read_text().split("\n")]
-    assert kept[0] == ["table", "method", "rate", "client", "value", "low", "high"]
+    difference = ["difference", "difference_low", "difference_high"]
+    assert kept[0] == [
+        *("table", "method", "rate", "client", "value", "low", "high"),
+        *(*difference, "bytes", "computation"),
+    ]
     # Four methods, two rates, three clients and their mean.
     assert len(kept) == 1 + 4 * 2 * 4 + 1
-    assert ["main", "FedAvg", "wer", "australia", "23.00", "22.00", "24.00"] in kept
-    assert ["main", "FedAvg", "cer", "australia", "11.50", "10.50", "12.50"] in kept
+    assert ["main", "FedAvg", "wer", "australia", "23.00", "22.00", "24.00", *"-----"] in kept
+    assert ["main", "FedAvg", "cer", "australia", "11.50", "10.50", "12.50", *"-----"] in kept
+    (row,) = (line for line in kept if line[:4] == ["main", "FedAvg", "wer", "average"])
+    # Bytes of four rounds of 2 MB, both ways; half an epoch in each.
+    assert row[7] == "-16.32" and row[10:] == ["16000000", "2.0000"]
     speakers = "34 speakers (australia 12, england 12, indian 12)"
-    assert f"on 30 utterances, 120 words, {speakers}." in page
+    assert f"on 36 utterances, 360000 words, {speakers}." in page
     assert "seeds" not in page
 
 
@@ -161,20 +189,21 @@ def test_collapsed_pseudo_labels_are_marked_in_the_tables(cli, recipe):
     collapse("exp/fedavg", (1, "england"), (3, "england"), (3, "-"))
     collapse("exp/fedavg2", (4, "-"))
     out = cli(*arguments(*more, **rows)).ok().out
+    assert "\nFedAvg † " in out
     page = Path("RESULTS.md").read_text()
     note = f"{MEANING} FedAvg, seed 7: england in 2 rounds, the server in 1 round"
-    assert f"{note}; FedAvg, seed 2: the server in 1 round." in out and out in page
-    # The main table, that of its intervals, and a further one; each with its figures.
+    assert f"{note}; FedAvg, seed 2: the server in 1 round." in page
+    # The summary, the main table, that of its intervals, and a further one; each with its figures.
     marked = [line for line in page.splitlines() if line.startswith("| FedAvg † ")]
     plain = [line for line in before.splitlines() if line.startswith("| FedAvg ")]
-    assert len(marked) == len(plain) == 3
+    assert len(marked) == len(plain) == 4
     for line, other in zip(marked, plain, strict=True):
         assert line.split()[3:] == other.split()[2:]
     further = page.partition("more**, as above.")[2]
     assert further.index("| Baseline |") < further.index(
         f"{MEANING} FedAvg, seed 2: the server in 1 round."
     )
-    assert page.count("†") == 3 + 2 and "Baseline †" not in page and "Client †" not in page
+    assert page.count("†") == 4 + 2 and "Baseline †" not in page and "Client †" not in page
 
 
 def test_of_many_collapsed_clients_a_few_are_named(cli, recipe):
@@ -210,10 +239,10 @@ def test_a_collapse_while_newcomers_adapt_is_marked_in_their_row(cli, recipe):
 
 
 def test_scores_on_other_data_have_a_line_of_their_own(cli, recipe):
-    make_scores(recipe / "score" / "own", 10.0, 11.0, 12.0, words=50)
+    make_scores(recipe / "score" / "own", 10.0, 11.0, 12.0, words=150_000)
     cli(*arguments("--elsewhere", "on its own accents=score/own")).ok()
     page = Path("RESULTS.md").read_text()
-    line = "on its own accents: WER 11.0 [10.0, 12.0] % on 30 utterances, 150 words, 34 speakers"
+    line = "on its own accents: WER 11.0 [10.0, 12.0] % on 36 utterances, 450000 words, 34 speakers"
     assert f"Common Voice accents 22.0 (mini), {line}" in page
     cli(*arguments("--elsewhere", "own=score/none")).fails(1, "score/none")
     cli(*arguments("--elsewhere", "score/own")).fails(2)
@@ -250,10 +279,10 @@ def test_mini_is_said_in_every_caption_of_a_mini_corpus_only(cli, recipe):
         page = Path("RESULTS.md").read_text()
         Path("RESULTS.md").unlink()
         captions = re.findall(r"^(?:## .*|\*\*.*|!\[.*)$", page, re.M)
-        assert len(captions) == 6
-        assert ["mini" in caption for caption in captions] == [mini] * 5 + [False]
-        assert captions[5].startswith("**Published, not measured here: Zhu et al.")
-        assert page.rindex("| FedAvg | 17.5 |") > page.index(captions[5])
+        assert len(captions) == 7
+        assert ["mini" in caption for caption in captions] == [mini] * 6 + [False]
+        assert captions[6].startswith("**Published, not measured here: Zhu et al.")
+        assert page.rindex("| FedAvg | 17.5 |") > page.index(captions[6])
 
 
 def test_a_section_is_replaced_and_the_rest_stays(cli, recipe):
@@ -354,12 +383,17 @@ def replaced(path: str, old: str, new: str) -> None:
     [
         ("score/fedavg/wer.tsv", "23.00", "x", "wer.tsv:2: wer is 'x'"),
         ("score/fedavg/wer.tsv", "23.00", "nan", "wer.tsv:2: wer is 'nan'"),
-        ("score/fedavg/wer.tsv", "\t40\t", "\t4.5\t", "wer.tsv:2: words is '4.5'"),
-        ("score/fedavg/wer.tsv", "\t40\t", "\t41\t", "wer.tsv: the clients' words are 121"),
-        ("score/fedavg/wer.tsv", "england", "wales", "not scored on the same"),
+        ("score/fedavg/wer.tsv", "\t120000\t", "\t4.5\t", "wer.tsv:2: words is '4.5'"),
+        (
+            "score/fedavg/wer.tsv",
+            "\t120000\t",
+            "\t120001\t",
+            "wer.tsv: the clients' words are 360001",
+        ),
+        ("score/fedavg/wer.tsv", "england", "wales", "not the utterances and errors of wer.tsv"),
         ("score/fedavg/wer.tsv", "client\t", "speaker\t", "wer.tsv:1: the header"),
-        ("score/fedavg/wer.tsv", "\t40\t", "\t40\t\t", "wer.tsv:2: 14 fields"),
-        ("score/fedavg/wer.tsv", "\t12\t", "\t13\t", "not scored on the same"),
+        ("score/fedavg/wer.tsv", "\t120000\t", "\t120000\t\t", "wer.tsv:2: 14 fields"),
+        ("score/fedavg/wer.tsv", "\t12\t", "\t13\t", "not the utterances and errors of wer.tsv"),
         ("score/fedavg/wer.tsv", "average", "mean", "the last rows are not average and all"),
         ("exp/fedavg/config.yaml", "seed: 7", "seed: 8", "changed since the experiment began"),
         (

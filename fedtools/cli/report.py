@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -28,9 +29,9 @@ TEXT_RULE = typer.Option(
 RESULTS = typer.Argument(
     metavar="RESULTS", help="RESULTS.md; its other sections are left unchanged."
 )
-SECTION = typer.Option(help="Name of the section to write, e.g. mini.")
-CORPUS = typer.Option(help="Name of the corpus.")
-RELEASE = typer.Option(help="Release of the corpus.")
+SECTION = typer.Option(None, help="Name of the section to write, e.g. mini.")
+CORPUS = typer.Option(None, help="Name of the corpus.")
+RELEASE = typer.Option(None, help="Release of the corpus.")
 MINI = typer.Option(False, "--mini", help="The corpus is a mini corpus; every caption says so.")
 COMMAND = typer.Option(None, help="Command that made the figures; default: this one.")
 _ROW = "[NAME=]EXP_DIR:SCORE_DIR"
@@ -44,7 +45,7 @@ def score_command(
         metavar="HYP_TEXT", help="Hypotheses as Kaldi text; a line with only an id is an empty one."
     ),
     out_dir: Path = typer.Argument(
-        metavar="OUT_DIR", help="Gets score_wer/, score_cer/, wer.tsv and speakers.tsv."
+        metavar="OUT_DIR", help="Gets score_wer/, score_cer/, wer.tsv and utterances.tsv."
     ),
     text_rule: Literal["none", "spoken"] = TEXT_RULE,
     resamples: int = RESAMPLES,
@@ -58,7 +59,7 @@ def score_command(
     Reads: DATA_DIR/text, utt2spk, utt2client, utt2lang; HYP_TEXT.
 
     Writes: OUT_DIR/score_wer/ and score_cer/ with hyp.trn, ref.trn and result.txt; OUT_DIR/wer.tsv
-    and speakers.tsv.
+    and utterances.tsv, the errors of each utterance.
 
     Example in egs/commonvoice/asr1: fedtools score data/mini/test \
         exp/mini/fedavg/seed0/decode_test/text exp/mini/fedavg/seed0/decode_test
@@ -101,12 +102,13 @@ def compare_command(
 @command("report", "Reports")
 def report_command(
     results: Path = RESULTS,
-    section: str = SECTION,
-    corpus: str = CORPUS,
-    release: str = RELEASE,
+    section: str | None = SECTION,
+    corpus: str | None = CORPUS,
+    release: str | None = RELEASE,
     row: list[str] = typer.Option(
+        [],
         help="[NAME=]EXP_DIR:SCORE_DIR, named after its method by default; EXP_DIR may be empty. "
-        "Rows with the same name are seeds of one method; {} in NAME is the method's title."
+        "Rows with the same name are seeds of one method; {} in NAME is the method's title.",
     ),
     mini: bool = MINI,
     note: str = typer.Option("", help="Text to print with the main table."),
@@ -129,26 +131,47 @@ def report_command(
     published: list[str] = typer.Option(
         [], help="CAPTION=TABLE.tsv: a separate table of published figures."
     ),
+    made_from: Path | None = typer.Option(
+        None,
+        "--from",
+        help="Make a section again from its RESULTS-SECTION-errors.gz, without experiments and "
+        "options but --date.",
+    ),
     command: str = COMMAND,
     date: datetime = DATE,
 ) -> None:
     """Write tables and a plot into a section of RESULTS.md.
 
-    The tables show cost and error rates; the plot shows WER by round.
+    The tables show cost and error rates, the first in five columns, which are also printed; the
+    plot shows WER by round.
 
     Reads: EXP_DIR/config.yaml, round_<number>/ledger.tsv, evaluate_valid.tsv; SCORE_DIR/wer.tsv,
-    speakers.tsv and weights.yaml; the tables and pictures that options name.
+    utterances.tsv and weights.yaml; the tables and pictures that options name.
 
-    Writes: RESULTS; next to it, RESULTS-SECTION-intervals.tsv, with the intervals of all rates; the
-    PNG of --plot.
+    Writes: RESULTS; next to it, RESULTS-SECTION-intervals.tsv, with the intervals of all rates, and
+    RESULTS-SECTION-errors.gz, with what the tables are made of, for --from; the PNG of --plot.
 
     Example in egs/commonvoice/asr1: fedtools report exp/mini/RESULTS.md --section mini --mini \
         --corpus 'Common Voice' --release cv-corpus-mini --row \
         exp/mini/fedavg/seed0:exp/mini/fedavg/seed0/decode_test
     """
+    from fedtools.report.intervals import record_file
     from fedtools.report.options import page_facts
-    from fedtools.report.page import Page, Row, write_report
+    from fedtools.report.page import Page, Row, read_contents, write_report
+    from fedtools.report.record import read_record, write_record
+    from fedtools.report.summary import on_terminal
 
+    if made_from is not None:
+        given = (section, corpus, release, row, mini, note, plot, elsewhere, also, reference, table)
+        if any((*given, picture, published, command)):
+            raise typer.BadParameter("--from has the whole section: give no option but --date")
+        contents, page = read_record(made_from, results)
+        page = replace(page, date=date.date() if date else None)
+        summary = write_report(results, contents, page)
+        print(on_terminal(page.corpus.caption, summary, sys.stdout), end="")
+        return
+    if not (section and corpus and release and row):
+        raise typer.BadParameter("give --section, --corpus, --release and --row, or --from")
     command = command or shlex.join(["fedtools", *sys.argv[1:]])
     try:
         facts = page_facts(section, corpus, release, mini, command, date.date() if date else None)
@@ -178,7 +201,10 @@ def report_command(
         measured=[(caption, Path(name)) for caption, name in measured],
         published=[(caption, Path(name)) for caption, name in tables],
     )
-    print(write_report(results, [_row(text, "--row") for text in row], page), end="")
+    contents = read_contents([_row(text, "--row") for text in row], page)
+    summary = write_report(results, contents, page)
+    write_record(record_file(results, section), contents, page)
+    print(on_terminal(page.corpus.caption, summary, sys.stdout), end="")
 
 
 def _row(text: str, option: str) -> Row:

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtools.files.errors import UserError
-from fedtools.files.tables import count, read_tsv
-from fedtools.report.results import Method, Run
+from fedtools.report.results import Method
 from fedtools.score.crossed import Difference, difference, holm
-from fedtools.score.wer import SPEAKERS, speaker_columns
 
 _ALPHA = 0.05
 # Client and speaker of each column; errors, (seeds, speakers); tokens, (speakers,).
@@ -38,10 +36,10 @@ class Compared:
 
     @classmethod
     def of(cls, methods: Sequence[Method], references: Sequence[Method]) -> Compared:
-        """Compare methods with references, reading each method's counts once.
+        """Compare methods with references.
 
         Raises:
-            UserError: if counts are missing, or of other test data.
+            UserError: if they are of other test data.
         """
         counts = {id(one): _of_speakers(one) for one in (*methods, *references) if references}
         found = [[_difference(method, one, counts) for method in methods] for one in references]
@@ -140,26 +138,10 @@ def _difference(
 
 
 def _of_speakers(method: Method) -> Counts:
-    """Read the counts by speaker of all seeds of a method."""
-    found = [_read(run) for run in method.runs]
-    keys = list(found[0])
-    if any(list(one) != keys for one in found):
-        raise UserError("the speakers differ between seeds", path=method.runs[0].scores)
-    errors = np.array([[one[key][1] for key in keys] for one in found], float)
-    return keys, errors, np.array([found[0][key][0] for key in keys], float)
-
-
-def _read(run: Run) -> dict[tuple[str, str], tuple[int, int]]:
-    """Read client and speaker -> tokens and errors of the main rate."""
-    path, rate = run.scores / SPEAKERS, run.unit.rate
-    if not path.exists():
-        remedy = "run fedtools score again"
-        raise UserError("no counts by speaker, for differences", path=path, remedy=remedy)
-    rows = read_tsv(path, speaker_columns(run.unit))
-    return {
-        (row["client"], row["speaker"]): (
-            count(row, f"{rate}_tokens", path, line),
-            count(row, f"{rate}_errors", path, line),
-        )
-        for line, row in enumerate(rows, 2)
-    }
+    """Sum errors over speakers, for all seeds of a method."""
+    rate, (first, *others) = method.runs[0].unit.rate, method.runs
+    if not all(first.counts.is_of_same_data(other.counts) for other in others):
+        raise UserError("the test data differ between seeds", path=first.scores)
+    found = [run.counts.by_speaker(rate) for run in method.runs]
+    keys, tokens, _ = found[0]
+    return keys, np.array([errors for _, _, errors in found]), tokens

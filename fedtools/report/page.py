@@ -18,6 +18,7 @@ from fedtools.report.intervals import (
     heading,
     interval_file,
     interval_table,
+    record_file,
     with_interval,
     write_intervals,
 )
@@ -33,7 +34,11 @@ from fedtools.report.results import (
     server_text,
     size_text,
 )
+from fedtools.report.summary import Summary, note, summarise
 from fedtools.score.bootstrap import AVERAGE, MIN_SPEAKERS
+
+# The lines of a table, the first its header.
+Cells = list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -92,23 +97,38 @@ class Page:
     published: Sequence[tuple[str, Path]] = ()
 
 
-def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
-    """Write a section of RESULTS.md: the provenance of the figures, the tables, the plot.
+@dataclass(frozen=True)
+class Contents:
+    """What the tables of a section are made of.
+
+    Attributes:
+        methods: the rows of the first tables.
+        further: captions of further tables, and their rows.
+        elsewhere: scores on other data.
+        measured, published: captions of other tables, and their lines, the first their header.
+        begun: the software with which the experiments began.
+    """
+
+    methods: Sequence[Method]
+    further: Sequence[tuple[str, Sequence[Method]]]
+    elsewhere: Sequence[Method]
+    measured: Sequence[tuple[str, Cells]]
+    published: Sequence[tuple[str, Cells]]
+    begun: str
+
+
+def read_contents(rows: Sequence[Row], page: Page) -> Contents:
+    """Read what a section's tables are made of.
 
     Args:
-        path: the page; made if it is missing. Text outside the section stays.
         rows: the methods, in the order of the tables; those of one name become one row, the mean
             over their seeds.
         page: the rest of the section.
 
-    Returns:
-        The main table.
-
     Raises:
-        UserError: if an input is missing or malformed, the methods were scored on different
-            data or have other seeds, or the page's markers are damaged.
+        UserError: if an input is missing or malformed, or the methods were scored on different data
+            or have other seeds.
     """
-    path = Path(path)
     methods = _read(rows)
     if page.plot is not None and not any(method.curve for method in methods):
         raise UserError(
@@ -116,23 +136,46 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
             path=next((row.experiment for row in rows if row.experiment), None),
             remedy="run fedtools evaluate, or leave --plot out",
         )
+    return Contents(
+        methods,
+        [(caption, _read(own)) for caption, own in page.tables],
+        read_each(page.elsewhere),
+        [(caption, _table_of(file)) for caption, file in page.measured],
+        [(caption, _table_of(file)) for caption, file in page.published],
+        records([row.experiment for row in rows if row.experiment]),
+    )
+
+
+def write_report(path: str | Path, contents: Contents, page: Page) -> Summary:
+    """Write a section of RESULTS.md: the provenance of the figures, the tables, the plot.
+
+    Args:
+        path: the page; made if it is missing. Text outside the section stays.
+        contents: what the tables are made of.
+        page: the rest of the section.
+
+    Returns:
+        The summary, which is the section's first table.
+
+    Raises:
+        UserError: if a picture is missing, or the page's markers are damaged.
+    """
+    path, methods = Path(path), contents.methods
     for _, picture in page.pictures:
         if not picture.is_file():
             raise UserError("picture is missing", path=picture, remedy="draw it, or leave it out")
-    published = [(caption, _table_of(file)) for caption, file in page.published]
     compared = Compared.of(methods, _references(methods, page.references))
-    table = main_table(methods, compared)
-    further = [(caption, _read(rows)) for caption, rows in page.tables]
-    section = _section(path, methods, further, compared, table, page, published)
+    summary = summarise(methods)
+    section = _section(path, contents, compared, summary, page)
     new = with_section(path, page.section, section)
     if page.plot is not None:
         # Imported late: matplotlib is not needed without a plot.
         from fedtools.report.plots import plot_wer
 
         plot_wer(page.plot, methods, page.corpus.caption)
-    write_intervals(interval_file(path, page.section), [("main", methods), *further])
+    write_intervals(interval_file(path, page.section), [("main", methods), *contents.further])
     write_text(path, new)
-    return table
+    return summary
 
 
 def _references(methods: Sequence[Method], names: Sequence[str]) -> list[Method]:
@@ -174,15 +217,9 @@ def replace_section(page: str, name: str, section: str, path: Path) -> str:
 
 
 def _section(
-    path: Path,
-    methods: Sequence[Method],
-    further: Sequence[tuple[str, Sequence[Method]]],
-    compared: Compared,
-    table: str,
-    page: Page,
-    published: Sequence[tuple[str, str]],
+    path: Path, contents: Contents, compared: Compared, summary: Summary, page: Page
 ) -> str:
-    caption = page.corpus.caption
+    caption, methods = page.corpus.caption, contents.methods
     runs = [run for method in methods for run in method.runs]
     over_seeds, rate = len(methods[0].runs) > 1, runs[0].unit
     parts = [
@@ -193,8 +230,10 @@ def _section(
             seeds={run.seed for run in runs if run.seed is not None},
             rounds={run.cost.rounds for run in runs} - {0},
             pictures=[one.name for one in (page.plot, *dict(page.pictures).values()) if one],
-            experiments=[run.experiment for run in runs if run.experiment],
+            begun=contents.begun,
         ),
+        f"**{caption}: summary.** {_note(methods)}",
+        summary.markdown(),
         f"**{caption}: communication, computation and {rate.title} (%)** on "
         f"{_scored(methods[0])}. "
         + f"{rate.title} is {rate.note}. "
@@ -208,34 +247,50 @@ def _section(
         + f"Means ± standard deviations over {len(methods[0].runs)} seeds. " * over_seeds
         + (compared.note if compared.references else "The best in bold.")
         + f" {page.note}" * bool(page.note),
-        table,
+        main_table(methods, compared),
         *weight_lines(methods),
     ]
-    file = interval_file(path, page.section)
+    file, record = interval_file(path, page.section), record_file(path, page.section)
     parts += [
         f"**{caption}: {rate.title} (%) with 95 % intervals** by bootstrap over speakers; "
         f"none for fewer than {MIN_SPEAKERS} speakers. "
-        + "Rates and bounds are means over the seeds. " * over_seeds
-        + f"[`{file.name}`]({quote(file.name)}) has the intervals of all rates and tables.",
+        + "Rates and bounds are means over the seeds. "
+        * over_seeds
+        + f"[`{file.name}`]({quote(file.name)}) has the intervals of all rates and tables, "
+        "and the differences, bytes and epochs of the summary. These tables can be made again from "
+        f"[`{record.name}`]({quote(record.name)}), the errors of each utterance, with `fedtools "
+        "report --from`.",
         interval_table(methods, rate.rate),
     ]
-    parts += [f"{caption}, {one.name}: {pooled_line(one)}." for one in read_each(page.elsewhere)]
+    parts += [f"{caption}, {one.name}: {pooled_line(one)}." for one in contents.elsewhere]
     if page.plot is not None:
         shown = f"validation {rate.title} by round, greedy search, mean over clients"
         parts += [
             f"**{caption}: {shown}**" + ", mean and range over seeds." * over_seeds,
             image(f"{rate.title} by round, {caption}", page.plot.name),
         ]
-    for title, read in further:
+    for title, read in contents.further:
         own = usable(compared.references, read) if compared.references else []
         parts += [f"**{caption}: {title}**, as above.", main_table(read, Compared.of(read, own))]
-    for title, file in page.measured:
-        parts += [f"**{caption}: {title}**", _table_of(file)]
+    for title, (header, *lines) in contents.measured:
+        parts += [f"**{caption}: {title}**", format_markdown(header, lines)]
     for title, picture in page.pictures:
         parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]
-    for title, table in published:
-        parts += [f"**Published, not measured here: {title}**", table]
+    for title, (header, *lines) in contents.published:
+        parts += [f"**Published, not measured here: {title}**", format_markdown(header, lines)]
     return "\n\n".join(part.strip() for part in parts)
+
+
+def _note(methods: Sequence[Method]) -> str:
+    """Return how to read the summary."""
+    over_seeds = len(methods[0].runs) > 1
+    return note(
+        methods[0].runs[0].unit.title,
+        "mean over clients, with its 95 % interval by bootstrap over speakers",
+        methods[0].name,
+        "epochs of a client and of the server, relative to the largest",
+        over_seeds,
+    )
 
 
 def read_each(rows: Sequence[Row]) -> list[Method]:
@@ -282,7 +337,8 @@ def provenance(
     seeds: Iterable[int],
     rounds: Iterable[int],
     pictures: Sequence[str],
-    experiments: Iterable[Path],
+    experiments: Iterable[Path] = (),
+    begun: str = "",
     more: Sequence[str] = (),
 ) -> str:
     """Return the provenance of a section's figures, in Markdown.
@@ -293,6 +349,7 @@ def provenance(
         seeds, rounds: of the experiments.
         pictures: names of files next to the page that are written with it.
         experiments: their folders, which have the records of what they were begun with.
+        begun: the same records, if they have been read already.
         more: other facts, each a line that ends in a full stop.
     """
     written = [f":(exclude){name}" for name in (path.name, f"{path.stem}-*", *pictures)]
@@ -304,7 +361,7 @@ def provenance(
         f"Git, of this report: {git_hash(path.parent, *written)}.",
         f"Seed: {_listed(seeds)}.",
         f"Rounds: {_listed(rounds)}.",
-        f"Experiments begun with: {records(experiments)}.",
+        f"Experiments begun with: {begun or records(experiments)}.",
         *more,
     ]
     return "\n".join(f"- {fact}" for fact in facts) + f"\n\n```\n{page.command}\n```"
@@ -314,11 +371,11 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(set(numbers)))) or "none"
 
 
-def _table_of(path: Path) -> str:
+def _table_of(path: Path) -> Cells:
     rows = read_tsv(path, None)
     if not rows:
         raise UserError("a header but no row", path=path)
-    return format_markdown(list(rows[0]), (list(row.values()) for row in rows))
+    return [list(rows[0]), *(list(row.values()) for row in rows)]
 
 
 def main_table(methods: Sequence[Method], compared: Compared) -> str:

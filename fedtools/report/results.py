@@ -22,6 +22,7 @@ from fedtools.methods import METHODS
 from fedtools.report.done import rounds_text, seconds_of, server_share, speech_text
 from fedtools.score.bootstrap import ALL, AVERAGE
 from fedtools.score.pairs import cuts_of
+from fedtools.score.utterances import FILE, Utterances
 from fedtools.score.wer import columns_of, unit_of_columns
 from fedtools.tasks import facts_of
 from fedtools.tasks.facts import Facts
@@ -79,6 +80,7 @@ class Run:
         curve: round -> client -> its rate on validation data in percent; empty if not evaluated.
         experiment: its folder, if there is one.
         scores: the folder of its scores.
+        counts: errors by utterance.
         weights: of the language model and of words, if hypotheses were re-ranked.
         collapsed: client, or "the server" -> the number of rounds in which its pseudo-labels
             collapsed.
@@ -94,6 +96,7 @@ class Run:
     curve: dict[int, dict[str, float]]
     experiment: Path | None
     scores: Path
+    counts: Utterances
     weights: TunedWeights | None
     collapsed: dict[str, int]
     averaged: dict[str, list[int]] = field(default_factory=dict)
@@ -174,9 +177,10 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
         UserError: if a file is missing or malformed.
     """
     unit, scored, rates = _read_scores(scores / "wer.tsv")
+    counts = _read_counts(scores / FILE, unit, scored, rates)
     weights = used_weights(scores)
     if experiment is None:
-        return Run(name, Cost(), None, unit, scored, rates, {}, None, scores, weights, {})
+        return Run(name, Cost(), None, unit, scored, rates, {}, None, scores, counts, weights, {})
     opened = Experiment(experiment)
     title = METHODS.get(opened.options.method, experiment / "config.yaml").title
     name = name.replace("{}", title) or title
@@ -197,6 +201,7 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
         curve,
         experiment,
         scores,
+        counts,
         weights,
         collapsed,
         read_averaged(opened),
@@ -313,15 +318,26 @@ def server_text(cost: Cost) -> str:
     return f"{cost.server_share:.2g} * {text}" if cost.server_share < 1 and text != "-" else text
 
 
+def computation_text(method: Method, methods: Sequence[Method]) -> str:
+    """Format a method's computation relative to the largest of all methods; a dash for none."""
+    own, most = method.cost.computation, max(one.cost.computation for one in methods)
+    return relative_text(own, most)
+
+
+def relative_text(own: float, most: float) -> str:
+    """Format computation relative to the largest in a table; a dash for none."""
+    return f"{100 * own / most:.0f} %" if own else "-"
+
+
 def done_cells(method: Method, methods: Sequence[Method]) -> list[str]:
     """Return a row's cells in the columns `DONE`, on the training behind it.
 
     Args:
         methods: all methods of the table.
     """
-    cost, most = method.cost, max(one.cost.computation for one in methods)
+    cost = method.cost
     return [
-        f"{100 * cost.computation / most:.0f} %" if cost.computation else "-",
+        computation_text(method, methods),
         f"{cost.steps:.0f}" if cost.steps else "-",
         speech_text(cost.speech),
         rounds_text([run.averaged for run in method.runs]),
@@ -334,6 +350,28 @@ def check_comparable(runs: Sequence[Run]) -> None:
         if (run.unit, run.scored) != (runs[0].unit, runs[0].scored):
             problem = f"{run.name!r} was not scored on the same test data as {runs[0].name!r}"
             raise UserError(problem, remedy="score both on one data directory")
+
+
+def _read_counts(
+    path: Path,
+    unit: Unit,
+    scored: Mapping[str, tuple[int, int, int]],
+    rates: Mapping[str, Mapping[str, Interval]],
+) -> Utterances:
+    """Read errors by utterance; raise a `UserError` unless they give the rates of `wer.tsv`."""
+    counts = Utterances.read(path, unit)
+    stated = {
+        rate: {client: f"{one.value:.2f}" for client, one in of.items()}
+        for rate, of in rates.items()
+    }
+    found = {
+        rate: {client: f"{value:.2f}" for client, value in of.items()}
+        for rate, of in counts.rates(path).items()
+    }
+    if counts.sizes(unit.rate) != scored or found != stated:
+        problem = "not the utterances and errors of wer.tsv"
+        raise UserError(problem, path=path, remedy="run fedtools score again")
+    return counts
 
 
 def _read_scores(

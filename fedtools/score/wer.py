@@ -9,9 +9,10 @@ import numpy as np
 
 from fedtools.files import trn
 from fedtools.files.atomic import write_text
-from fedtools.files.datadir import byte_order
+from fedtools.files.datadir import invert
 from fedtools.files.tables import format_table, write_tsv
 from fedtools.files.units import CHARACTER, WORD, Unit
+from fedtools.score import utterances
 from fedtools.score.align import Counts
 from fedtools.score.bootstrap import interval
 from fedtools.score.pairs import (
@@ -27,6 +28,7 @@ from fedtools.score.text_rule import TextRule
 
 # The kinds of errors that are counted, by the names of `Counts`.
 COUNTED = ("substitutions", "deletions", "insertions")
+_SUMMED = ("tokens", "errors")
 
 
 def columns_of(unit: Unit) -> tuple[str, ...]:
@@ -36,14 +38,6 @@ def columns_of(unit: Unit) -> tuple[str, ...]:
 
 
 COLUMNS = columns_of(WORD)
-# Written next to wer.tsv: counts by speaker, from which differences of systems are computed.
-SPEAKERS = "speakers.tsv"
-
-
-def speaker_columns(unit: Unit) -> tuple[str, ...]:
-    """Return the columns of `SPEAKERS`."""
-    counts = (f"{rate}_{what}" for rate in cuts_of(unit) for what in ("tokens", "errors"))
-    return "client", "speaker", *counts
 
 
 def score(
@@ -57,7 +51,7 @@ def score(
     """Score hypotheses against a data directory, and write the files of ESPnet's scoring.
 
     Writes `score_wer/` and `score_cer/`, each with `ref.trn`, `hyp.trn` (for `sclite -i rm`) and
-    `result.txt`, then `speakers.tsv`, counts by client and speaker, and last `wer.tsv`: a row for
+    `result.txt`, then `utterances.tsv`, the counts of each utterance, and last `wer.tsv`: a row for
     each client, then `average`, the mean of the clients' rates, and `all`, the rate over all
     utterances. A language that is written without spaces (see `fedtools.files.units`) has no words:
     `score_wer/` is left out, and the tables have only characters and their rate.
@@ -90,8 +84,8 @@ def score(
         result = result_text(references.utt2spk, names, tokens, operations, counts[rate])
         write_text(folder / "result.txt", result)
     rows = _rows(references, counts, resamples, seed)
-    columns = speaker_columns(references.unit)
-    write_tsv(Path(out_dir) / SPEAKERS, columns, _by_speaker(references, counts))
+    columns = utterances.columns_of(references.unit)
+    write_tsv(Path(out_dir) / utterances.FILE, columns, _by_utterance(references, counts))
     write_tsv(Path(out_dir) / "wer.tsv", columns_of(references.unit), rows)
     return rows
 
@@ -142,19 +136,16 @@ def _rows(
     return rows
 
 
-def _by_speaker(
+def _by_utterance(
     references: References, counts: dict[str, dict[str, Counts]]
 ) -> Iterator[dict[str, object]]:
-    columns = [
-        {utt: getattr(one, what) for utt, one in of_rate.items()}
-        for of_rate in counts.values()
-        for what in ("tokens", "errors")
-    ]
-    names = speaker_columns(references.unit)
-    for client, sums in references.by_speaker(columns).items():
-        speakers = byte_order({references.utt2spk[utt] for utt in references.clients[client]})
-        for speaker, row in zip(speakers, sums.tolist(), strict=True):
-            yield dict(zip(names, (client, speaker, *row), strict=True))
+    names = utterances.columns_of(references.unit)
+    for client, utts in references.clients.items():
+        speakers = invert({utt: references.utt2spk[utt] for utt in utts})
+        for speaker, own in speakers.items():
+            for utt in own:
+                found = [getattr(one[utt], what) for one in counts.values() for what in _SUMMED]
+                yield dict(zip(names, (client, speaker, utt, *found), strict=True))
 
 
 def percent(value: float) -> str:

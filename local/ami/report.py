@@ -5,13 +5,15 @@
 
 EXP holds, by seed, am/ (the first pass), rescored/ (the neural language model alone), fmp<T>/,
 optionally one with differential privacy, finetuned/ and sweeps/; DATA is the evaluation data. Draws
-RESULTS-<section>-epsilon.png next to the page. Leaves the page's other sections unchanged.
+RESULTS-<section>-epsilon.png next to the page. Leaves the page's other sections unchanged, and
+prints the summary.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,7 @@ from fedtools.report.page import (
     with_section,
 )
 from fedtools.report.results import read_cost, size_text
+from fedtools.report.summary import Line, Summary, note, on_terminal, rate_of
 from fedtools.score.align import count_errors
 from fedtools.score.crossed import difference
 
@@ -102,9 +105,20 @@ def relative(own: np.ndarray, base: np.ndarray, words: np.ndarray) -> str:
     return f"{scale * found.value:+.1f}{bounds}"
 
 
-def table_2(rows: Sequence[Row], scores: Scores) -> str:
+def summary_of(rows: Sequence[Row], found: Mapping[str, np.ndarray], words: np.ndarray) -> Summary:
+    """Return the rows in five columns; errors are (seeds, persons), and words (persons,)."""
+    first, lines = found[rows[0].name], []
+    for row in rows:
+        own = found[row.name]
+        change = None if own is first else difference(own, first, words, np.zeros(len(words), int))
+        size, seconds = cost(row.experiments)
+        took = f"{seconds:.2f} s" if row.experiments else "-"
+        lines.append(Line(row.name, rate_of(own, words), change, size, took))
+    return Summary("WER", lines)
+
+
+def table_2(rows: Sequence[Row], found: Mapping[str, np.ndarray], scores: Scores) -> str:
     """Return table 2: WER and costs, compared with the neural language model alone."""
-    found = {row.name: np.stack([scores.errors(one) for one in row.folders]) for row in rows}
     base = found[next(row.name for row in rows if row.published == TABLE_2["rescored"])]
     header = [
         *("Method", "WER %", "relative % [95 %]", f"{PAPER}, WER %", "relative %"),
@@ -115,27 +129,28 @@ def table_2(rows: Sequence[Row], scores: Scores) -> str:
         own = found[row.name]
         published = row.published
         change = f"{100 * (published / TABLE_2['rescored'] - 1):+.1f}" if published else "-"
+        size, seconds = cost(row.experiments)
         cells.append([
             row.name,
             with_deviation([100 * errors.sum() / scores.words.sum() for errors in own], PERCENT),
             "-" if own is base else relative(own, base, scores.words),
             f"{published:.2f}" if published else "-",
             "-" if own is base else change,
-            *cost(row.experiments),
+            *((size_text(size), f"{seconds:.2f}") if row.experiments else ("-", "-")),
         ])  # fmt: skip
     return format_markdown(header, cells)
 
 
-def cost(experiments: Sequence[Path]) -> tuple[str, str]:
+def cost(experiments: Sequence[Path]) -> tuple[float, float]:
     """Return a client's bytes sent and received, and its seconds of work, means over seeds."""
     if not experiments:
-        return "-", "-"
+        return 0, 0
     sizes = [read_cost(Experiment(path)).client_bytes for path in experiments]
     seconds = []
     for path in experiments:
         rows = [row for row in read_ledger(Experiment(path)) if row.client != SERVER_ROW]
         seconds.append(sum(row.seconds for row in rows) / len({row.client for row in rows}))
-    return size_text(statistics.fmean(sizes)), f"{statistics.fmean(seconds):.2f}"
+    return statistics.fmean(sizes), statistics.fmean(seconds)
 
 
 def rows_of(
@@ -178,11 +193,13 @@ def write_report(
     seeds: Sequence[int],
     rounds: Sequence[int],
     private: str | None,
-) -> None:
-    """Write the section, and the picture next to the page."""
+) -> Summary:
+    """Write the section, and the picture next to the page; return its first table."""
     scores, caption = Scores(data), page.corpus.caption
     rows = rows_of(exp, seeds, rounds, private)
-    base = np.stack([scores.errors(one) for one in rows[1].folders]).sum(1) / scores.words.sum()
+    found = {row.name: np.stack([scores.errors(one) for one in row.folders]) for row in rows}
+    summary = summary_of(rows, found, scores.words)
+    base = found[rows[1].name].sum(1) / scores.words.sum()
     picture = path.with_name(f"{path.stem}-{page.section}-epsilon.png")
     title = f"WER and privacy, {caption}"
     plot_epsilon(picture, exp, seeds, 100 * float(base.mean()), title)
@@ -198,13 +215,23 @@ def write_report(
         f"{len(scores.data.text):,} utterances, {int(scores.words.sum()):,} words, "
         f"{len(set(scores.data.utt2client.values()))} clients, {len(scores.persons)} persons"
     )
+    several = len(seeds) > 1
+    reading = note(
+        "WER",
+        f"over all words, with 95 % intervals over {'seeds and ' * several}persons",
+        rows[0].name,
+        "a client's seconds of work, mean over clients",
+        several,
+    )
     parts = [
         f"## {caption}",
         head,
+        f"**{caption}: summary.** {reading}",
+        summary.markdown(),
         f"**{caption}: second-pass rescoring** (table 2 of {PAPER}) on {counted}. Relative changes "
         "are against NNLM rescoring alone, paired, with 95 % intervals over seeds and persons; "
         "means ± standard deviations over seeds. Published figures are not measured here.",
-        table_2(rows, scores),
+        table_2(rows, found, scores),
         f"**{caption}: settings of FMP, T = {max(rounds)}** (table 3), on the same stored scores. "
         "Intervals, here and below, are from a bootstrap over clients; their bounds are means over "
         "the seeds.",
@@ -227,6 +254,7 @@ def write_report(
     ]
     section = "\n\n".join(part.strip() for part in parts)
     write_text(path, with_section(path, page.section, section))
+    return summary
 
 
 def numbers(text: str) -> list[int]:
@@ -247,7 +275,7 @@ def main() -> None:
     options = parser.parse_args()
     page = page_of(parser, options, Page)
     with exit_with_message("report.py"):
-        write_report(
+        summary = write_report(
             options.exp,
             options.data,
             options.results,
@@ -256,6 +284,7 @@ def main() -> None:
             options.rounds,
             options.private,
         )
+        print(on_terminal(page.corpus.caption, summary, sys.stdout), end="")
 
 
 if __name__ == "__main__":

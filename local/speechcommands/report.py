@@ -6,17 +6,19 @@
 EXP holds <task>/<network>/<method>/seed<k>. Draws RESULTS-<section>-accuracy.png and
 RESULTS-<section>-ablation.png next to the page, and shows RESULTS-<section>-clients-<task>.png and
 RESULTS-<section>-landscape.png if they exist. Leaves the page's other sections unchanged, and
-prints the table of accuracies.
+prints the summary.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from runs import Runs, read_runs
+from summary import note_of_summary, summary_of
 from tables import (
     Published,
     ablation_table,
@@ -36,6 +38,7 @@ from fedtools.files.errors import exit_with_message
 from fedtools.files.text_files import read_lines
 from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import Page, image, provenance, with_section
+from fedtools.report.summary import Summary, on_terminal
 from fedtools.score.detection import DEFINITION
 from fedtools.score.last_evaluations import LAST
 
@@ -59,7 +62,7 @@ class KeywordPage(Page):
     references: Sequence[str] = ()
 
 
-def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
+def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> Summary:
     """Write a section of RESULTS.md: provenance of the figures, tables, and pictures.
 
     Args:
@@ -68,13 +71,14 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
         page: the section's other contents.
 
     Returns:
-        The table of accuracies.
+        The summary, which is the section's first table.
 
     Raises:
         UserError: if there is no complete experiment, a file is malformed, experiments of a task
             have different data, or the page's markers are damaged.
     """
     path, runs = Path(path), read_runs(root)
+    summary = summary_of(runs)
     pictures = {
         name: picture_path(path, page, name) for name in ("accuracy", "detection", "ablation")
     }
@@ -84,7 +88,7 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
         del pictures["ablation"]
     if not places_drawn(runs):
         del pictures["detection"]
-    new = with_section(path, page.section, _section(path, runs, page, pictures))
+    new = with_section(path, page.section, _section(path, runs, summary, page, pictures))
     # Imported late, because matplotlib is slow to import and not needed if the tables fail.
     from figures import plot_ablation, plot_accuracy
 
@@ -93,7 +97,7 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
         if name in pictures:
             draw(pictures[name], runs, _caption(runs, page))
     write_text(path, new)
-    return accuracy_table(runs, page.references).markdown()
+    return summary
 
 
 def picture_path(path: Path, page: Page, name: str) -> Path:
@@ -110,7 +114,9 @@ def _caption(runs: Runs, page: KeywordPage) -> str:
     return page.corpus.caption + config + shared_too
 
 
-def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path]) -> str:
+def _section(
+    path: Path, runs: Runs, summary: Summary, page: KeywordPage, pictures: dict[str, Path]
+) -> str:
     caption, published = _caption(runs, page), Published(page.paper)
     here = "mini" if page.corpus.mini else "here"
     best = "." if page.references else "; the best in bold."
@@ -120,6 +126,8 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
     parts = [
         f"## {caption}",
         _provenance(path, runs, page),
+        f"**{caption}: summary.** {note_of_summary(runs)}",
+        summary.markdown(),
         f"**{caption}: clients and clips** (table 1 of {PAPER}).{paper}",
         clients_table(runs, published, here),
         f"**{caption}: networks and centralised training** (table 2), accuracy on the test clips "
@@ -219,7 +227,8 @@ def main() -> None:
         own = {"paper": options.published, "config": options.config, "notes": notes}
         own["references"] = options.reference
         page = page_of(parser, options, KeywordPage, **own)
-        print(write_report(options.root, options.results, page), end="")
+        summary = write_report(options.root, options.results, page)
+        print(on_terminal(page.corpus.caption, summary, sys.stdout), end="")
 
 
 if __name__ == "__main__":

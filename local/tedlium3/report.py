@@ -8,7 +8,8 @@ partition.txt. --updates NAME=DIR gives a folder that utils/attack_updates.sh wr
 its models; with NAME:ONE=DIR, costs and membership are of ONE alone, which was its --exp. Draws
 RESULTS-<section>-layers.png (figures 4 and 5 of Tomashenko et al. 2022) and the detection error
 trade-offs RESULTS-<section>-det.png next to the page, and copies all rows of all attacks there as
-RESULTS-<section>-<attack>.tsv. Leaves the page's other sections unchanged.
+RESULTS-<section>-<attack>.tsv. Leaves the page's other sections unchanged, and prints the lowest
+error rate of each attack.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fedtools.attack.verify import COLUMNS, EASY, KINDS, OTHER, SAME
 from fedtools.attack.weights import WHOLE
 from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.tables import format_markdown, read_tsv, write_tsv
+from fedtools.files.tables import format_markdown, format_table, read_tsv, write_tsv
 from fedtools.files.text_files import read_text
 from fedtools.report.card import middle_error
 from fedtools.report.options import add_page_options, page_of
@@ -97,6 +98,25 @@ def kinds_of(rows: Iterable[dict[str, str]]) -> list[str]:
     """Return the kinds of trials that occur."""
     found = {row["trials"] for row in rows}
     return [kind for kind in KINDS if kind in found]
+
+
+def summary(first: dict[tuple[str, str], Rows], second: dict[str, Rows]) -> list[list[str]]:
+    """Return the lowest error rate of each attack on all trials, below a header."""
+    cells = [["Attack", "Models", "Activations", "EER (%)", "Layer"]]
+    for (place, sets), rows in first.items():
+        cells.append(["A1", SETS[sets], PLACES[place], *_lowest(rows, "both")])
+    for way in WAYS:
+        rows = [row for of_layer in second.values() for row in of_layer]
+        if picked(rows, EASY, way):
+            cells.append([f"A2, {way}", SETS["part2"], PLACES["relu"], *_lowest(rows, way)])
+    return cells
+
+
+def _lowest(rows: Rows, scores: str) -> tuple[str, str]:
+    """Return the lowest error rate on all trials, and its layer."""
+    found = best(rows, EASY, scores)
+    value, _, layer = found.partition(" at ")
+    return value, layer or "-"
 
 
 def first_table(first: dict[tuple[str, str], Rows]) -> str:
@@ -285,8 +305,8 @@ def plot_det(path: Path, curves: Iterable[tuple[str, Path]], title: str) -> None
 
 def write_report(
     exp: Path, data: Path, path: Path, page: Page, updates: Sequence[tuple[str, Path]]
-) -> None:
-    """Write the section, and the pictures next to the page."""
+) -> list[list[str]]:
+    """Write the section, and the pictures next to the page; return its first table."""
     first, second = read_figures(exp)
     caption = page.corpus.caption
     main = ("relu", "part2") if ("relu", "part2") in first else next(iter(first))
@@ -298,6 +318,7 @@ def write_report(
     curves = [(f"A1, {layer}", folder / f"a1.{layer}.{EASY}.det.tsv") for layer in some]
     curves += [(f"A2, h={h}", exp / "a2" / f"a2.h{h}.{EASY}.det.tsv") for h in second]
     plot_det(pictures[1], curves, f"Attacks on Part-2, {activations(main[0])}, {caption}")
+    header, *rows = summary(first, second)
     heard = read_each([Row("global", exp / "global", next((exp / "global").glob("decode_valid*")))])
     parts = [
         f"## {caption}",
@@ -309,6 +330,9 @@ def write_report(
             pictures=[picture.name for picture in pictures],
             experiments=[exp / "global", exp / "part1", exp / "part2"],
         ),
+        f"**{caption}: summary**, the lowest EER of all layers on all trials, with 95 % intervals; "
+        "a minimum over layers is optimistic, and 50 % is chance.",
+        format_markdown(header, rows, "lllrr"),
         f"**{caption}: partition** (table 1 of {PAPER}, published figures next to ours)",
         f"```\n{read_text(data / 'partition.txt').rstrip()}\n```",
         f"{caption}, the global model on its validation data, held-out utterances of its own "
@@ -344,6 +368,7 @@ def write_report(
     )
     section = "\n\n".join(part.strip() for part in parts)
     write_text(path, with_section(path, page.section, section))
+    return [header, *rows]
 
 
 def main() -> None:
@@ -359,7 +384,8 @@ def main() -> None:
         parser.error("--updates: give NAME=DIR or NAME:ONE=DIR")
     with exit_with_message("report.py"):
         folders = [(name, Path(folder)) for name, folder in updates]
-        write_report(options.exp, options.data, options.results, page, folders)
+        header, *rows = write_report(options.exp, options.data, options.results, page, folders)
+        print(f"{page.corpus.caption}\n\n{format_table(header, rows, 'lllrr')}", end="")
 
 
 if __name__ == "__main__":

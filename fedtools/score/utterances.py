@@ -1,0 +1,120 @@
+"""Errors of one system by utterance: the file that `score` writes, and sums of it.
+
+Differences of systems are paired by speaker, and a report keeps these counts next to its page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.errors import UserError
+from fedtools.files.tables import count, read_tsv
+from fedtools.files.units import Unit
+from fedtools.score.bootstrap import ALL, AVERAGE, error_rates
+from fedtools.score.pairs import cuts_of
+
+FILE = "utterances.tsv"
+_KEYS = ("client", "speaker", "utterance")
+# A client and a speaker, as intervals draw them.
+Speaker = tuple[str, str]
+
+
+def columns_of(unit: Unit) -> tuple[str, ...]:
+    """Return the columns of `FILE`."""
+    counts = (f"{rate}_{what}" for rate in cuts_of(unit) for what in ("tokens", "errors"))
+    return *_KEYS, *counts
+
+
+@dataclass(frozen=True, eq=False)
+class Utterances:
+    """Errors of one system.
+
+    Attributes:
+        keys: client, speaker and utterance of each.
+        tokens, errors: rate -> (utterances,) int.
+    """
+
+    keys: Sequence[tuple[str, str, str]]
+    tokens: Mapping[str, np.ndarray]
+    errors: Mapping[str, np.ndarray]
+
+    @classmethod
+    def read(cls, path: Path, unit: Unit) -> Utterances:
+        """Read the file that `fedtools score` writes.
+
+        Raises:
+            UserError: if it is missing or malformed.
+        """
+        if not path.exists():
+            remedy = "run fedtools score again"
+            raise UserError("no errors by utterance", path=path, remedy=remedy)
+        rows = read_tsv(path, columns_of(unit))
+        tokens, errors = (
+            {
+                rate: np.array(
+                    [count(row, f"{rate}_{what}", path, n) for n, row in enumerate(rows, 2)], int
+                )
+                for rate in cuts_of(unit)
+            }
+            for what in ("tokens", "errors")
+        )
+        return cls([(row[_KEYS[0]], row[_KEYS[1]], row[_KEYS[2]]) for row in rows], tokens, errors)
+
+    def is_of_same_data(self, other: Utterances) -> bool:
+        """Return whether utterances, speakers, clients and numbers of tokens are the same."""
+        return list(self.keys) == list(other.keys) and all(
+            np.array_equal(tokens, other.tokens.get(rate)) for rate, tokens in self.tokens.items()
+        )
+
+    def by_speaker(self, rate: str) -> tuple[list[Speaker], np.ndarray, np.ndarray]:
+        """Sum over speakers: client and speaker, tokens and errors of each, (speakers,)."""
+        places: dict[Speaker, int] = {}
+        of = [places.setdefault(key[:2], len(places)) for key in self.keys]
+        # Sums of whole numbers in floating point are exact.
+        sums = (np.bincount(of, counts[rate]) for counts in (self.tokens, self.errors))
+        return (list(places), *sums)
+
+    def sizes(self, rate: str) -> dict[str, tuple[int, int, int]]:
+        """Return client -> speakers, utterances and tokens; `average` is of all."""
+        found = {}
+        for client, chosen in self._clients().items():
+            speakers = {self.keys[index][1] for index in chosen}
+            found[client] = len(speakers), len(chosen), int(self.tokens[rate][chosen].sum())
+        found[AVERAGE] = found.pop(ALL)
+        return found
+
+    def rates(self, path: Path) -> dict[str, dict[str, float]]:
+        """Return rate -> client -> its error rate in %, then `average`, the clients' mean.
+
+        Args:
+            path: the source of the counts, for messages.
+
+        Raises:
+            UserError: if a client has no token.
+        """
+        groups = self._clients()
+        if len(groups) > 1:
+            del groups[ALL]
+        found = {}
+        for rate, tokens in self.tokens.items():
+            of_tokens = {client: tokens[chosen, None] for client, chosen in groups.items()}
+            if empty := [client for client, one in of_tokens.items() if not one.sum()]:
+                raise UserError(
+                    f"client {empty[0]!r} has no token, so no {rate.upper()}", path=path
+                )
+            of_errors = {name: self.errors[rate][chosen, None] for name, chosen in groups.items()}
+            values = error_rates(of_errors, of_tokens)
+            del values[ALL]
+            found[rate] = {client: float(value[0]) for client, value in values.items()}
+        return found
+
+    def _clients(self) -> dict[str, list[int]]:
+        """Return client -> the indices of its utterances, and last those of all."""
+        found: dict[str, list[int]] = {}
+        for index, (client, _, _) in enumerate(self.keys):
+            found.setdefault(client, []).append(index)
+        return {**found, ALL: list(range(len(self.keys)))}
