@@ -64,6 +64,17 @@ def test_scores_are_of_the_last_five_evaluations(world, cli, tmp_path, every, ro
         assert counted == {who: (clips[who], errors[who]) for who in clips}
         assert sorted(counted) == [row["speaker"] for row in rows]
         assert sum(errors.values()) == int(measured[number]["errors"])
+    # The same errors by clip, of all evaluations together.
+    by_clip = read_tsv(exp / "errors_test.tsv", None)
+    assert {row["clip_tokens"] for row in by_clip} == {str(len(rounds))}
+    assert {row["utterance"] for row in by_clip} == {row[0] for row in truth}
+    sums: Counter[str] = Counter()
+    for row in by_clip:
+        sums[row["speaker"]] += int(row["clip_errors"])
+    whole: Counter[str] = Counter()
+    for row in table:
+        whole[row["speaker"]] += int(row["errors"])
+    assert sums == whole
     assert len(clips) == 3 + 3 and len(table) == len(rounds) * 6
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gzip
 import math
 import re
 import shutil
@@ -43,6 +44,7 @@ from runs import read_runs
 
 PUBLISHED = ROOT / "conf" / "speechcommands" / "published.tsv"
 ROUNDS = 9
+ERRORS = ("client", "speaker", "utterance", "clip_tokens", "clip_errors")
 TWELVE = (*CLASSES, *"abcdefgh")
 WORDS = (*TWELVE, "up")
 
@@ -195,7 +197,7 @@ def test_accuracy_is_the_mean_of_the_last_five_over_seeds(recipe):
         ["FedAvg, words ResNet", "58.0", "-", "0.0135", "100 %"],
     ]
     assert rows_of("Speech Commands v2 (mini): summary.") == [head, *rows]
-    assert "Without counts by speaker (fedtools clip-scores), there are no intervals." in page
+    assert "Without errors by clip (fedtools clip-scores), there are no intervals." in page
     # It is the first table, and what is printed.
     assert page.index("| Accuracy (%) ") < page.index("| Figures ")
     said = out.splitlines()
@@ -321,6 +323,13 @@ def speakers_of(path: Path, errors: dict[str, list[int]], step: int) -> None:
         (at, name, 20, wrong[at // step - 5]) for at in rounds for name, wrong in errors.items()
     ]
     write_table(path / "speakers_test.tsv", ("round", "speaker", "clips", "errors"), rows)
+    # Twenty clips of each speaker in five evaluations, the first ones wrong.
+    clips = [
+        ("all", name, f"{name}-{clip:02d}", 5, sum(one > clip for one in wrong))
+        for name, wrong in errors.items()
+        for clip in range(20)
+    ]
+    write_table(path / "errors_test.tsv", ERRORS, clips)
     measured = read_tsv(path / "evaluate_test.tsv", None)
     for row in measured:
         if (at := int(row["round"])) in rounds:
@@ -346,6 +355,55 @@ def test_counts_by_speaker_that_do_not_fit_are_refused(recipe):
     table.unlink()
     report("--reference", "FedAvg").fails(1, "no counts by speaker", "run fedtools clip-scores")
     report().ok()
+
+
+def test_errors_by_clip_that_do_not_fit_are_refused(recipe):
+    paths = [make_run(Path("exp"), f"keywords/dscnn/{one}") for one in ("fedavg", "alt")]
+    for path in paths:
+        speakers_of(path, planted(np.random.default_rng(0), 1, 0.0)[0], 1)
+    table = paths[1] / "errors_test.tsv"
+    kept = table.read_text()
+    for old, new, said in (
+        ("s00-00\t5\t5", "s00-00\t5\t4", "accuracy"),
+        ("\ts00-00", "\tother", "test clips of ALT are not those of FedAvg"),
+        ("s00-00\t5", "s00-00\tx", "errors_test.tsv:2"),
+    ):
+        assert old in kept
+        table.write_text(kept.replace(old, new, 1))
+        report().fails(1, said)
+
+
+def test_a_page_is_made_again_from_the_errors_of_clips(recipe):
+    random = np.random.default_rng(7)
+    for method in ("fedavg", "alt"):
+        for seed in (0, 1):
+            path = make_run(Path("exp"), f"keywords/dscnn/{method}", seed=seed)
+            speakers_of(path, planted(random, 1, float(method == "alt"))[0], 1)
+    said = report("--reference", "FedAvg").ok().out
+    page, record = Path("RESULTS.md").read_text(), Path("RESULTS-mini-errors.gz")
+    shutil.rmtree("exp")
+    Path("RESULTS.md").unlink()
+    again = ("remake.py", record, "RESULTS.md")
+    assert script(*again).ok().out == said
+    assert Path("RESULTS.md").read_text() == page
+    content = gzip.decompress(record.read_bytes())
+    assert content.count(b"\nall\t") == 20 * 20
+    Path("RESULTS.md").unlink()
+    for old, new, told in (
+        (b"\t5\t5\t", b"\t5\t6\t", "no errors of clips for each seed"),
+        (b"\t5\t5\t", b"\t4\t4\t", "no errors of clips for each seed"),
+        (b"s00-01", b"s00-00", "'s00-00' is duplicated"),
+        (b'"name": "mini"', b'"name": "../x"', "names no section"),
+        (b'"bytes": ', b'"bytes": -', "costs below 0"),
+        (b"## Speech", b"<!-- fedtools:mini end -->", "is not the text of a page"),
+        (b'"kws1 report 1"', b'"kws1 report 2"', "format: "),
+    ):
+        assert old in content
+        record.write_bytes(gzip.compress(content.replace(old, new, 1)))
+        script(*again).fails(1, str(record), told)
+    record.write_bytes(gzip.compress(content)[:-9])
+    script(*again).fails(1, "cut off")
+    assert not Path("RESULTS.md").exists()
 
 
 def test_experiments_that_are_not_finished_are_left_out_and_named(recipe):

@@ -26,8 +26,9 @@ def clip_scores(
 
     Reads: EXP/round_<number>/global.safetensors and EXP/clients/<client>/; the clips of the split.
 
-    Writes: EXP/scores_<split>/round_<number>.ark and .scp; EXP/speakers_<split>.tsv, from which
-    differences between methods are computed.
+    Writes: EXP/scores_<split>/round_<number>.ark and .scp; EXP/speakers_<split>.tsv and
+    errors_<split>.tsv, errors by speaker and by clip, from which differences between methods are
+    computed.
 
     Example in egs/speechcommands/kws1: fedtools clip-scores exp/mini/keywords/dscnn/fedavg/seed0
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -12,8 +12,10 @@ from fedtools.files.ark import write_ark
 from fedtools.files.clips import Clips
 from fedtools.files.datadir import byte_order, write_table
 from fedtools.files.tables import write_tsv
+from fedtools.score.bootstrap import ALL
 from fedtools.score.detection import NEGATIVE
-from fedtools.score.last_evaluations import SPEAKER_COLUMNS, last_of
+from fedtools.score.last_evaluations import CLIP, SPEAKER_COLUMNS, last_of
+from fedtools.score.utterances import columns_of
 from fedtools.tasks.base import as_configured
 from fedtools.tasks.parts import CLIPS, LOGITS
 
@@ -24,8 +26,9 @@ def score_clips(federation: Federation, split: str = "test") -> list[int]:
     """Write the logits of every clip, and count clips and errors by speaker.
 
     Writes `EXP/scores_<split>/round_<number>.ark` and `.scp`, a vector of all classes for each
-    utterance, and `EXP/speakers_<split>.tsv`. Clips of silence have no speaker; each counts as a
-    speaker of its own, since they are as independent as clips of different speakers.
+    utterance, `EXP/speakers_<split>.tsv`, and `EXP/errors_<split>.tsv`, the evaluations of each
+    clip and how many of them were wrong. Clips of silence have no speaker; each counts as a speaker
+    of its own, since they are as independent as clips of different speakers.
 
     Args:
         federation: a federation of keyword spotting.
@@ -41,6 +44,7 @@ def score_clips(federation: Federation, split: str = "test") -> list[int]:
     measured = filter(experiment.is_measured, range(experiment.result_round() + 1))
     clips = federation.task.need(CLIPS).features(split).clips
     numbers, rows = last_of(measured), list[dict[str, object]]()
+    speakers, errors = _speakers(clips), np.zeros(len(clips.labels), int)
     folder = experiment.path / f"scores_{split}"
     folder.mkdir(exist_ok=True)
     for number in numbers:
@@ -48,8 +52,15 @@ def score_clips(federation: Federation, split: str = "test") -> list[int]:
         path = folder / f"round_{number:04d}.ark"
         scp = write_ark(path, zip(clips.utterances, logits, strict=True))
         write_table(path.with_suffix(".scp"), scp)
-        rows += _by_speaker(clips, logits.argmax(1) != clips.labels, number)
+        wrong = logits.argmax(1) != clips.labels
+        errors += wrong
+        rows += _by_speaker(speakers, wrong, number)
     write_tsv(experiment.path / f"speakers_{split}.tsv", SPEAKER_COLUMNS, rows)
+    columns = columns_of([CLIP])
+    keys = zip(speakers, clips.utterances, errors.tolist(), strict=True)
+    by_clip = sorted((ALL, speaker, name, len(numbers), wrong) for speaker, name, wrong in keys)
+    cells = (dict(zip(columns, row, strict=True)) for row in by_clip)
+    write_tsv(experiment.path / f"errors_{split}.tsv", columns, cells)
     return numbers
 
 
@@ -63,11 +74,18 @@ def logits_after(federation: Federation, split: str, number: int) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _by_speaker(clips: Clips, wrong: np.ndarray, number: int) -> Iterator[dict[str, object]]:
-    names = np.repeat(clips.clients, clips.sizes).tolist()
+def _speakers(clips: Clips) -> list[str]:
+    """Return the speaker of each clip."""
+    names: list[str] = np.repeat(clips.clients, clips.sizes).tolist()
     for place, label in enumerate(clips.labels.tolist()):
         if clips.classes[label] == SILENCE:
             names[place] = clips.utterances[place]
+    return names
+
+
+def _by_speaker(
+    names: Sequence[str], wrong: np.ndarray, number: int
+) -> Iterator[dict[str, object]]:
     clip_counts = Counter(names)
     errors = Counter(name for name, one in zip(names, wrong.tolist(), strict=True) if one)
     for name in byte_order(clip_counts):

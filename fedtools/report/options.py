@@ -13,7 +13,7 @@ from fedtools.report.page import Corpus, Page
 
 Kind = TypeVar("Kind", bound=Page)
 
-_SECTION = re.compile(r"[a-z0-9][a-z0-9-]*")
+SECTION = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 def add_page_options(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def page_facts(
     Raises:
         ValueError: if the section's name is malformed.
     """
-    if not _SECTION.fullmatch(section):
+    if not SECTION.fullmatch(section):
         raise ValueError(f"--section {section!r}: use small letters, digits and '-'")
     return {
         "section": section,

@@ -22,9 +22,8 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -37,29 +36,28 @@ from fedtools.report.options import page_facts
 from fedtools.report.page import Cells, Contents, Page
 from fedtools.report.results import Cost, Interval, Method, Run, check_comparable, group
 from fedtools.score.bootstrap import ALL, AVERAGE
+from fedtools.score.last_evaluations import CLIP
 from fedtools.score.pairs import cuts_of
-from fedtools.score.utterances import Utterances
+from fedtools.score.utterances import KEYS, Utterances
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+Kind = TypeVar("Kind")
 
 FORMAT = "fedtools report 1"
 # A page that is committed should have no larger file.
 USUAL = 200_000
 # The largest files that are read, compressed and not.
 _MOST, _MOST_UNPACKED = 32 << 20, 128 << 20
-_KEYS = ("client", "speaker", "utterance")
 _NUMBER = re.compile(r"\d{1,6}", re.ASCII)
 
 
-class _Strict:
+class Strict:
     """The types of the first line: no other field, and no NaN."""
 
     __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class _Text(_Strict):
+class _Text(Strict):
     """The text of a page; `plot` and the pictures are names of files beside it."""
 
     section: str
@@ -77,7 +75,7 @@ class _Text(_Strict):
 
 
 @dataclass(frozen=True)
-class _Row(_Strict):
+class _Row(Strict):
     """A row of a table with one seed, as `Run`; its errors are those of the system `scores`.
 
     `cost` has the attributes of `Cost`, null for seconds that are not known, and `bounds` rate and
@@ -97,7 +95,7 @@ class _Row(_Strict):
 
 
 @dataclass(frozen=True)
-class _Record(_Strict):
+class _Record(Strict):
     """The first line; tables have the indices of their rows."""
 
     format: Literal["fedtools report 1"]
@@ -112,7 +110,7 @@ class _Record(_Strict):
 
 
 def write_record(path: str | Path, contents: Contents, page: Page) -> None:
-    """Write what a page's tables are made of; say on stderr if the file is unusually large."""
+    """Write what a page's tables are made of; see `write_file`."""
     runs: list[Run] = []
     scores: dict[Path, int] = {}
 
@@ -142,7 +140,14 @@ def write_record(path: str | Path, contents: Contents, page: Page) -> None:
         contents.begun,
     )
     head = {"format": FORMAT, "page": asdict(text), "rows": rows, **tables}
-    counts = {scores[run.scores]: run.counts for run in runs}
+    write_file(path, head, {scores[run.scores]: run.counts for run in runs})
+
+
+def write_file(path: str | Path, head: object, counts: Mapping[int, Utterances]) -> None:
+    """Write a first line of JSON and the tables of systems by number.
+
+    If the file is unusually large, a line on stderr says so.
+    """
     lines = [json.dumps(head, ensure_ascii=False, allow_nan=False), *_lines(counts)]
     packed = io.BytesIO()
     # Without a name and a time, so that the same figures give the same bytes.
@@ -187,7 +192,7 @@ def _lines(counts: Mapping[int, Utterances]) -> Iterator[str]:
     for numbers in sets:
         first = counts[numbers[0]]
         yield ""
-        yield "\t".join([*_KEYS, *_columns(first.tokens, numbers)])
+        yield "\t".join([*KEYS, *_columns(first.tokens, numbers)])
         columns = [first.tokens[rate] for rate in first.tokens]
         columns += [counts[number].errors[rate] for number in numbers for rate in first.tokens]
         for key, values in zip(first.keys, np.stack(columns, 1).tolist(), strict=True):
@@ -214,9 +219,7 @@ def read_record(path: str | Path, results: str | Path) -> tuple[Contents, Page]:
         UserError: if it is damaged, too large, or not such a file.
     """
     path = Path(path)
-    lines = enumerate(lines_of(io.BytesIO(_unpacked(path)), path), 1)
-    record = _head(next(lines, (1, ""))[1], path)
-    scores = _scores(lines, path)
+    record, scores = read_file(path, _Record)
     runs = [_run(row, scores, path) for row in record.rows]
     try:
         contents = Contents(
@@ -230,6 +233,17 @@ def read_record(path: str | Path, results: str | Path) -> tuple[Contents, Page]:
         return contents, _page(record.page, contents, Path(results))
     except ValueError as error:
         raise UserError(str(error), path=path, line=1) from None
+
+
+def read_file(path: Path, kind: type[Kind]) -> tuple[Kind, dict[int, Utterances]]:
+    """Read a file of `write_file`: its first line, checked against a dataclass, and its systems.
+
+    Raises:
+        UserError: if it is damaged, too large, or not such a file, or a text is not printable or
+            could end a section of a page.
+    """
+    lines = enumerate(lines_of(io.BytesIO(_unpacked(path)), path), 1)
+    return _head(next(lines, (1, ""))[1], kind, path), _scores(lines, path)
 
 
 def _unpacked(path: Path) -> bytes:
@@ -247,36 +261,27 @@ def _unpacked(path: Path) -> bytes:
     return content
 
 
-def _head(line: str, path: Path) -> _Record:
-    from pydantic import ValidationError
+def _head(line: str, kind: type[Kind], path: Path) -> Kind:
+    from pydantic import TypeAdapter, ValidationError
 
     try:
-        record = _adapter().validate_json(line)
+        head = TypeAdapter(kind).validate_json(line)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         problem = f"{where}: {first['msg']}" if where else first["msg"]
         remedy = "give a file that fedtools report wrote"
         raise UserError(problem, path=path, line=1, remedy=remedy) from None
-    command = record.page.command.replace("\n", " ")
-    safe = replace(record, page=replace(record.page, command=command))
-    for text in _texts(asdict(safe)):
-        # No text may end the section, or the block of the command.
-        if _is_unsafe(text):
+    for text in _texts(asdict(head)):  # type: ignore[call-overload]
+        # No text may end a section.
+        if _is_unsafe(text.replace("\n", " ")):
             problem = f"{text[:40]!r} is not the text of a page"
             raise UserError(problem, path=path, line=1)
-    return record
+    return head
 
 
 def _is_unsafe(text: str) -> bool:
-    return not text.isprintable() or "<!--" in text or "```" in text
-
-
-@cache
-def _adapter() -> TypeAdapter[_Record]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(_Record)
+    return not text.isprintable() or "<!--" in text
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -331,17 +336,19 @@ class _Table:
     @classmethod
     def below(cls, header: list[str], path: Path, line: int) -> _Table:
         """Return a table without rows."""
-        rates = list(cuts_of(_unit(header[len(_KEYS) :])))
+        known = (list(cuts_of(WORD)), list(cuts_of(CHARACTER)), [CLIP])
+        start = header[len(KEYS) :]
+        rates = next((one for one in known if start[: len(one)] == one), known[0])
         pattern = re.compile(rf"(\d{{1,6}})\.{rates[0]}", re.ASCII)
         systems = [int(found[1]) for found in map(pattern.fullmatch, header) if found]
-        if not systems or header != [*_KEYS, *_columns(rates, systems)]:
+        if not systems or header != [*KEYS, *_columns(rates, systems)]:
             problem = f"the header is {' '.join(header)[:80]!r}, not of utterances and their errors"
             raise UserError(problem, path=path, line=line)
         return cls(path, line, rates, systems)
 
     def add(self, fields: list[str], line: int) -> None:
         """Add an utterance."""
-        keys, numbers, problem = fields[: len(_KEYS)], fields[len(_KEYS) :], ""
+        keys, numbers, problem = fields[: len(KEYS)], fields[len(KEYS) :], ""
         if len(numbers) != len(self.rates) * (1 + len(self.systems)):
             problem = f"{len(fields)} fields, unlike the header"
         elif wrong := [one for one in keys if one.split() != [one] or _is_unsafe(one)]:
@@ -381,6 +388,10 @@ def _run(row: _Row, scores: Mapping[int, Utterances], path: Path) -> Run:
     if row.scores not in scores:
         raise UserError(f"no errors of system {row.scores}, {row.name!r}", path=path)
     counts = scores[row.scores]
+    if CLIP in counts.tokens:
+        raise UserError(
+            "errors of clips, not of words; run the recipe's local/report.py", path=path
+        )
     found, unit = counts.rates(path), _unit(list(counts.tokens))
     places = {rate: list(of) for rate, of in found.items()}
     if {rate: list(of) for rate, of in row.bounds.items()} != places:
@@ -446,6 +457,10 @@ def _table(cells: Cells, path: Path) -> Cells:
 
 def _page(text: _Text, contents: Contents, results: Path) -> Page:
     """Return the page's text; raise ValueError if a name is malformed."""
+    if "```" in text.command or any(
+        "\n" in one for one in _texts(asdict(replace(text, command="")))
+    ):
+        raise ValueError("a text of several lines, or one that ends the block of the command")
     facts = page_facts(text.section, text.corpus, text.release, text.mini, text.command, None)
     for name in [*(name for _, name in text.pictures), *([text.plot] if text.plot else [])]:
         # Nothing is read or written that does not belong to the page.

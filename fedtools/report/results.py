@@ -359,7 +359,8 @@ def _read_counts(
     rates: Mapping[str, Mapping[str, Interval]],
 ) -> Utterances:
     """Read errors by utterance; raise a `UserError` unless they give the rates of `wer.tsv`."""
-    counts = Utterances.read(path, unit)
+    remedy = "run fedtools score again"
+    counts = Utterances.read(path, cuts_of(unit), remedy)
     stated = {
         rate: {client: f"{one.value:.2f}" for client, one in of.items()}
         for rate, of in rates.items()
@@ -370,7 +371,7 @@ def _read_counts(
     }
     if counts.sizes(unit.rate) != scored or found != stated:
         problem = "not the utterances and errors of wer.tsv"
-        raise UserError(problem, path=path, remedy="run fedtools score again")
+        raise UserError(problem, path=path, remedy=remedy)
     return counts
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 LAST = 5
 # Columns of the clips' counts by round and speaker, which are kept next to the accuracies.
 SPEAKER_COLUMNS = ("round", "speaker", "clips", "errors")
+# The rate in the file of errors by clip, over the same evaluations.
+CLIP = "clip"
 
 
 def last_of(rounds: Iterable[int]) -> list[int]:

@@ -1,11 +1,11 @@
-"""Errors of one system by utterance: the file that `score` writes, and sums of it.
+"""Errors of one system by utterance: the files that scoring writes, and sums of them.
 
 Differences of systems are paired by speaker, and a report keeps these counts next to its page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,20 +13,18 @@ import numpy as np
 
 from fedtools.files.errors import UserError
 from fedtools.files.tables import count, read_tsv
-from fedtools.files.units import Unit
 from fedtools.score.bootstrap import ALL, AVERAGE, error_rates
-from fedtools.score.pairs import cuts_of
 
+# The file that `fedtools score` writes.
 FILE = "utterances.tsv"
-_KEYS = ("client", "speaker", "utterance")
+KEYS = ("client", "speaker", "utterance")
 # A client and a speaker, as intervals draw them.
 Speaker = tuple[str, str]
 
 
-def columns_of(unit: Unit) -> tuple[str, ...]:
-    """Return the columns of `FILE`."""
-    counts = (f"{rate}_{what}" for rate in cuts_of(unit) for what in ("tokens", "errors"))
-    return *_KEYS, *counts
+def columns_of(rates: Iterable[str]) -> tuple[str, ...]:
+    """Return the columns of a file of these rates."""
+    return *KEYS, *(f"{rate}_{what}" for rate in rates for what in ("tokens", "errors"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,26 +41,25 @@ class Utterances:
     errors: Mapping[str, np.ndarray]
 
     @classmethod
-    def read(cls, path: Path, unit: Unit) -> Utterances:
-        """Read the file that `fedtools score` writes.
+    def read(cls, path: Path, rates: Collection[str], remedy: str) -> Utterances:
+        """Read a file of these rates; `remedy` is how to write it.
 
         Raises:
             UserError: if it is missing or malformed.
         """
         if not path.exists():
-            remedy = "run fedtools score again"
             raise UserError("no errors by utterance", path=path, remedy=remedy)
-        rows = read_tsv(path, columns_of(unit))
+        rows = read_tsv(path, columns_of(rates))
         tokens, errors = (
             {
                 rate: np.array(
                     [count(row, f"{rate}_{what}", path, n) for n, row in enumerate(rows, 2)], int
                 )
-                for rate in cuts_of(unit)
+                for rate in rates
             }
             for what in ("tokens", "errors")
         )
-        return cls([(row[_KEYS[0]], row[_KEYS[1]], row[_KEYS[2]]) for row in rows], tokens, errors)
+        return cls([(row[KEYS[0]], row[KEYS[1]], row[KEYS[2]]) for row in rows], tokens, errors)
 
     def is_of_same_data(self, other: Utterances) -> bool:
         """Return whether utterances, speakers, clients and numbers of tokens are the same."""

@@ -84,7 +84,7 @@ def score(
         result = result_text(references.utt2spk, names, tokens, operations, counts[rate])
         write_text(folder / "result.txt", result)
     rows = _rows(references, counts, resamples, seed)
-    columns = utterances.columns_of(references.unit)
+    columns = utterances.columns_of(counts)
     write_tsv(Path(out_dir) / utterances.FILE, columns, _by_utterance(references, counts))
     write_tsv(Path(out_dir) / "wer.tsv", columns_of(references.unit), rows)
     return rows
@@ -139,7 +139,7 @@ def _rows(
 def _by_utterance(
     references: References, counts: dict[str, dict[str, Counts]]
 ) -> Iterator[dict[str, object]]:
-    names = utterances.columns_of(references.unit)
+    names = utterances.columns_of(counts)
     for client, utts in references.clients.items():
         speakers = invert({utt: references.utt2spk[utt] for utt in utts})
         for speaker, own in speakers.items():

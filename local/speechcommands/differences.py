@@ -9,13 +9,9 @@ from runs import Run
 
 from fedtools.files.errors import UserError
 from fedtools.files.tables import count, read_tsv
-from fedtools.report.results import Interval
-from fedtools.report.summary import rate_of
 from fedtools.score.crossed import Difference, difference
 from fedtools.score.last_evaluations import SPEAKER_COLUMNS, last_of
 
-# Written by fedtools clip-scores.
-COUNTS = "speakers_test.tsv"
 REMEDY = "run fedtools clip-scores again"
 
 
@@ -28,7 +24,7 @@ def accuracy_difference(runs: Sequence[Run], others: Sequence[Run]) -> Differenc
         UserError: if counts by speaker are missing, or are of other rounds than the accuracy or of
             other clips.
     """
-    pairs = paired(runs, others)
+    pairs = [(run, other) for run in runs for other in others if run.seed == other.seed]
     if not pairs or any(run.path == other.path for run, other in pairs):
         return None
     ours, theirs = ([_of_speakers(run) for run in side] for side in zip(*pairs, strict=True))
@@ -44,33 +40,9 @@ def accuracy_difference(runs: Sequence[Run], others: Sequence[Run]) -> Differenc
     return difference(before, errors, np.array([*clips.values()]), np.zeros(len(clips), int))
 
 
-def paired(runs: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Return the pairs of runs with the same seed."""
-    return [(run, other) for run in runs for other in others if run.seed == other.seed]
-
-
-def accuracy_interval(runs: Sequence[Run]) -> Interval:
-    """Return the accuracy of some runs, with its interval over seeds and test speakers.
-
-    Raises:
-        UserError: as `accuracy_difference`.
-    """
-    found = [_of_speakers(run) for run in runs]
-    clips = np.array([number for number, _ in found[0].values()])
-    errors = np.array([[wrong for _, wrong in one.values()] for one in found])
-    rate = rate_of(errors, clips)
-    low, high = (None if bound is None else 100 - bound for bound in (rate.high, rate.low))
-    return Interval(100 - rate.value, low, high)
-
-
-def is_counted(run: Run) -> bool:
-    """Return whether a run's errors were counted by speaker."""
-    return (run.path / COUNTS).exists()
-
-
 def _of_speakers(run: Run) -> dict[str, tuple[int, float]]:
     """Return speaker -> clips, and errors averaged over the evaluations of `Run.lasting`."""
-    path, wanted = run.path / COUNTS, last_of(run.accuracy)
+    path, wanted = run.path / "speakers_test.tsv", last_of(run.accuracy)
     if not path.exists():
         remedy = "run fedtools clip-scores"
         raise UserError("no counts by speaker, for differences", path=path, remedy=remedy)

@@ -5,8 +5,9 @@
 
 EXP holds <task>/<network>/<method>/seed<k>. Draws RESULTS-<section>-accuracy.png and
 RESULTS-<section>-ablation.png next to the page, and shows RESULTS-<section>-clients-<task>.png and
-RESULTS-<section>-landscape.png if they exist. Leaves the page's other sections unchanged, and
-prints the summary.
+RESULTS-<section>-landscape.png if they exist. Writes RESULTS-<section>-errors.gz, from which
+remake.py makes the section again, if errors were counted by clip. Leaves the page's other sections
+unchanged, and prints the summary.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from record import Section, page_with, write_record
 from runs import Runs, read_runs
-from summary import note_of_summary, summary_of
+from summary import note_of, rows_of, summary_of
 from tables import (
     Published,
     ablation_table,
@@ -36,8 +38,9 @@ from thresholds import NOTE, places_drawn, plot_thresholds, threshold_table
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import exit_with_message
 from fedtools.files.text_files import read_lines
+from fedtools.report.intervals import record_file
 from fedtools.report.options import add_page_options, page_of
-from fedtools.report.page import Page, image, provenance, with_section
+from fedtools.report.page import Page, image, provenance
 from fedtools.report.summary import Summary, on_terminal
 from fedtools.score.detection import DEFINITION
 from fedtools.score.last_evaluations import LAST
@@ -78,7 +81,8 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> Summa
             have different data, or the page's markers are damaged.
     """
     path, runs = Path(path), read_runs(root)
-    summary = summary_of(runs)
+    rows = rows_of(runs)
+    summary = summary_of(rows)
     pictures = {
         name: picture_path(path, page, name) for name in ("accuracy", "detection", "ablation")
     }
@@ -88,7 +92,11 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> Summa
         del pictures["ablation"]
     if not places_drawn(runs):
         del pictures["detection"]
-    new = with_section(path, page.section, _section(path, runs, summary, page, pictures))
+    title, *below = _section(path, runs, page, pictures)
+    head = [title, _provenance(path, runs, page)]
+    reading = f"**{_caption(runs, page)}: summary.** {note_of(rows)}"
+    section = Section(page.section, page.corpus.caption, [*head, reading], below)
+    new = page_with(path, section, summary)
     # Imported late, because matplotlib is slow to import and not needed if the tables fail.
     from figures import plot_ablation, plot_accuracy
 
@@ -96,6 +104,8 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> Summa
     for name, draw in drawings.items():
         if name in pictures:
             draw(pictures[name], runs, _caption(runs, page))
+    if all(row.counts for row in rows):
+        write_record(record_file(path, page.section), section, rows)
     write_text(path, new)
     return summary
 
@@ -114,9 +124,8 @@ def _caption(runs: Runs, page: KeywordPage) -> str:
     return page.corpus.caption + config + shared_too
 
 
-def _section(
-    path: Path, runs: Runs, summary: Summary, page: KeywordPage, pictures: dict[str, Path]
-) -> str:
+def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path]) -> list[str]:
+    """Return the section's title, and what is below the summary."""
     caption, published = _caption(runs, page), Published(page.paper)
     here = "mini" if page.corpus.mini else "here"
     best = "." if page.references else "; the best in bold."
@@ -125,9 +134,6 @@ def _section(
     seeds = "Means over seeds ± standard deviations, the number of seeds in brackets."
     parts = [
         f"## {caption}",
-        _provenance(path, runs, page),
-        f"**{caption}: summary.** {note_of_summary(runs)}",
-        summary.markdown(),
         f"**{caption}: clients and clips** (table 1 of {PAPER}).{paper}",
         clients_table(runs, published, here),
         f"**{caption}: networks and centralised training** (table 2), accuracy on the test clips "
@@ -187,7 +193,7 @@ def _section(
     for title, name in drawn.items():
         if (picture := picture_path(path, page, name)).exists():
             parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]
-    return "\n\n".join(part.strip() for part in parts)
+    return [part.strip() for part in parts]
 
 
 def _provenance(path: Path, runs: Runs, page: KeywordPage) -> str:
