@@ -16,7 +16,6 @@ import soundfile
 from corpus import SILENCE, Clip
 from mini import coloured
 
-from fedtools.audio.augment import INT16_MAX, INT16_MIN
 from fedtools.files.atomic import atomic_path
 from fedtools.files.clips import RATE
 from fedtools.files.seeds import generator
@@ -26,6 +25,7 @@ QUIET, LOUD = -60.0, -15.0
 # Colour -> exponent by which the power falls with frequency.
 COLOURS = {"pink": 1.0, "white": 0.0}
 RECORDINGS, PIECES = 5, 30
+INT16 = np.iinfo(np.int16)
 NOTE = (
     "silence, and the noise that training adds, are generated white and pink noise; the root mean "
     "square of each piece of two clips' length is drawn log-uniformly from "
@@ -51,6 +51,6 @@ def make_noise(folder: Path, seed: int, piece_seconds: float) -> list[Clip]:
 
 def _piece(random: np.random.Generator, slope: float, seconds: float) -> np.ndarray:
     """Make noise of one random loudness, int16."""
-    level = 10 ** (random.uniform(QUIET, LOUD) / 20) * -INT16_MIN
+    level = 10 ** (random.uniform(QUIET, LOUD) / 20) * -INT16.min
     wave = level * coloured(random, round(seconds * RATE), slope)
-    return np.rint(wave).clip(INT16_MIN, INT16_MAX).astype(np.int16)
+    return np.rint(wave).clip(INT16.min, INT16.max).astype(np.int16)
