@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shutil
-import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 
+import prepared
 import pytest
-from conftest import ROOT, Result, run
+import scripts
+from commands import ROOT
 from fakes_ami import (
     AMI_TRAPS,
     AmiSpeaker,
@@ -27,11 +28,10 @@ from fakes_ami import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared import checked, content
 
 from fedtools.files.datadir import DataDir, read_table
 
-SCRIPTS = ROOT / "local" / "ami"
-ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 SETS = ["train", "dev", "eval"]
 EVAL = "EN2002a EN2002b EN2002c EN2002d ES2004a ES2004b ES2004c ES2004d IS1009a IS1009b IS1009c "
 EVAL += "IS1009d TS3003a TS3003b TS3003c TS3003d"
@@ -39,40 +39,14 @@ DEV = "ES2011a ES2011b ES2011c ES2011d IB4001 IB4002 IB4003 IB4004 IB4010 IB4011
 DEV += "IS1008c IS1008d TS3004a TS3004b TS3004c TS3004d"
 
 
-def prepare(*arguments: str | Path) -> Result:
-    return run(sys.executable, SCRIPTS / "prepare.py", *arguments, env=ENVIRONMENT)
+prepare = partial(scripts.prepare, "ami")
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """Return everything below a folder, including hidden files: relative path -> bytes."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+def validate(out: Path, **absent: bool) -> None:
+    assert checked(out, **absent).keys() <= set(SETS)
 
 
-def validate(out: Path, *options: str) -> None:
-    for folder in out.iterdir():
-        if folder.name in SETS:
-            command = [sys.executable, "utils/validate_data_dir.py", "--no-feats", *options, folder]
-            run(*command).ok()
-
-
-def load(*names: str):
-    """Import modules of local/ami, whose names other recipes share."""
-    folders = [str(SCRIPTS), str(SCRIPTS.parent)]
-    known = set(sys.modules)
-    own = {path.stem for folder in folders for path in Path(folder).glob("*.py")}
-    others = {name: sys.modules.pop(name) for name in own & known}
-    sys.path[:0] = folders
-    try:
-        return [importlib.import_module(name) for name in names]
-    finally:
-        del sys.path[: len(folders)]
-        for name in own:
-            sys.modules.pop(name, None)
-        sys.modules.update(others)
-
-
-split, words = load("split", "words")
+split, words = scripts.load("ami", "split", "words")
 
 # --- annotations ----------------------------------------------------------------------------------
 
@@ -323,7 +297,7 @@ def test_annotations_and_audio_below_the_corpus_and_apart(tmp_path):
     assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
-# --- bad input and usage -------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -375,7 +349,6 @@ def test_deep_elements_and_missing_files_are_told(tmp_path):
     (corpus / "corpusResources" / "meetings.xml").unlink()
     result = prepare(corpus, tmp_path / "data")
     assert result.code == 1 and "meetings.xml: cannot be read" in result.err.splitlines()[-1]
-    prepare(tmp_path / "nowhere", tmp_path / "data").fails(1, "nowhere: no such folder")
 
 
 def test_a_word_twice_is_one_word_and_nothing_usable_is_an_error(tmp_path):
@@ -395,22 +368,6 @@ def test_a_word_twice_is_one_word_and_nothing_usable_is_an_error(tmp_path):
     result = prepare(corpus, tmp_path / "data", "--max-drop", "1")
     assert result.code == 1 and "0 of 0 cannot be used (no words: 1)" in result.err
     assert content(tmp_path / "data") == before
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--client", "person"],
-        ["--max-drop", "1.5"],
-        ["--max-drop", "nan"],
-        ["--max-words", "-1"],
-        ["--max-words", "x"],
-        ["--speech", "synthetic", "--audio", "x"],
-        ["--speech", "sung"],
-    ],
-)
-def test_wrong_usage_exits_2(tmp_path, options):
-    prepare(tmp_path, tmp_path / "data", *options).fails(2, "usage: prepare.py")
 
 
 # --- words and sentences --------------------------------------------------------------------------
@@ -535,7 +492,7 @@ def test_real_annotations_are_cut_as_kaldi_cuts_them(tmp_path):
     out = tmp_path / "data"
     result = prepare(ROOT / "tests" / "ami_excerpt", out, "--speech", "synthetic").ok()
     assert "kept 13, dropped 0" in result.out
-    validate(out, "--no-wav")
+    validate(out, wav=False)
     data = DataDir.read(out / "eval")
     expected = dict(line.split(" ", 1) for line in EXCERPT.replace("\\\n", "").split("\n") if line)
     assert data.text == expected
@@ -618,7 +575,7 @@ def counts_of(headsets, chosen, words_of) -> Counter:
 
 def test_mini_meetings_surprise_a_model_of_the_background():
     """The planned corpus, not spoken, has what FMP can learn; its vocabulary is closed."""
-    mini, sayings, own_words = load("mini", "sayings", "words")
+    mini, sayings, own_words = scripts.load("ami", "mini", "sayings", "words")
     headsets = mini.plan(0, 60)
     assert {p: sum(h.meeting in m for h in headsets) for p, m in mini.MEETINGS.items()} == {
         "train": 81, "dev": 12, "eval": 24,
@@ -659,32 +616,10 @@ def test_mini_meetings_surprise_a_model_of_the_background():
             assert sum(mine[word] for word in pets) >= 9
 
 
-def mini(out: Path, *arguments: str) -> Result:
-    command = [SCRIPTS / "mini.py", out, "--utterances", "2", *arguments]
-    return run(sys.executable, *command, env=ENVIRONMENT)
-
-
 @pytest.fixture(scope="module")
 def mini_corpus(tmp_path_factory) -> Path:
-    """Return the mini corpus with two sentences per speaker; a test that changes it restores it."""
-    pytest.importorskip("espeakng_loader")
-    folder = tmp_path_factory.mktemp("ami")
-    assert "making 117 clips" in mini(folder, "--nj", "2").ok().err
-    return folder / "ami-mini"
-
-
-def test_mini_corpus_is_made_again_where_it_is_damaged(mini_corpus):
-    out = mini_corpus.parent
-    reference = content(mini_corpus)
-    wav = mini_corpus / "ES2002a/audio/ES2002a.Headset-1.wav"
-    wav.write_bytes(wav.read_bytes()[:-2] + b"??")
-    (mini_corpus / "words/ES2002a.A.words.xml").write_text("nothing\n")
-    (mini_corpus / "background.txt").unlink()
-    assert "making 1 clips" in mini(out, "--nj", "1").ok().err
-    assert content(mini_corpus) == reference
-    assert "117 clips are complete" in mini(out).ok().err
-    lines = reference["background.txt"].decode().splitlines()
-    assert len(lines) == 1400 and all(words.words_of(line) == line for line in lines)
+    """Return the mini corpus, whose speakers have two sentences."""
+    return prepared.mini_corpus("ami", tmp_path_factory)
 
 
 def test_mini_corpus_prepares(mini_corpus, tmp_path):
@@ -694,6 +629,8 @@ def test_mini_corpus_prepares(mini_corpus, tmp_path):
     reasons = ("no words: 117", "ends before it begins: 1", "the same times twice: 1",
                "outside of its audio: 1")  # fmt: skip
     assert all(reason in result.out for reason in reasons)
+    lines = (mini_corpus / "background.txt").read_text().splitlines()
+    assert len(lines) == 1400 and all(words.words_of(line) == line for line in lines)
     sets = {name: DataDir.read(tmp_path / "data" / name) for name in SETS}
     clients = {name: len(set(data.utt2client.values())) for name, data in sets.items()}
     assert clients == {"train": 81, "dev": 12, "eval": 24}

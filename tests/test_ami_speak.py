@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import scripts
 import soundfile
-from conftest import ROOT, run
 from fakes_ami import ami, plain
+from prepared import checked
 
 from fedtools.files.datadir import DataDir
 
@@ -35,22 +36,19 @@ def spoken(tmp_path_factory) -> Path:
     corpus = ami(root, meetings)
     for wav in corpus.glob("*/audio/*.wav"):
         wav.unlink()
-    prepare = ROOT / "local" / "ami" / "prepare.py"
-    run(prepare, corpus, root / "text", "--speech", "synthetic").ok()
+    scripts.prepare("ami", corpus, root / "text", "--speech", "synthetic").ok()
     speak(root).ok()
     return root
 
 
 def speak(root: Path, *more: str):
-    command = (ROOT / "local" / "ami" / "speak.py", root / "text", root / "data")
-    return run(*command, "--hours", "0.005", "--nj", "1", "--dev", "ES2011c", "IS1008c", *more)
+    few = ("--hours", "0.005", "--nj", "1", "--dev", "ES2011c", "IS1008c")
+    return scripts.program("local/ami/speak.py", root / "text", root / "data", *few, *more)
 
 
 def test_what_is_spoken(spoken):
-    for name in ("train", "dev", "eval"):
+    for name, data in checked(spoken / "data").items():
         whole = DataDir.read(spoken / "text" / name)
-        data = DataDir.read(spoken / "data" / name)
-        run("utils/validate_data_dir.py", "--no-feats", spoken / "data" / name).ok()
         assert data.text.items() <= whole.text.items()
         for utterance, path in data.wav_scp.items():
             info = soundfile.info(path)
@@ -76,10 +74,8 @@ def test_what_is_spoken(spoken):
     assert sorted(background) == sorted(whole[one] for one in whole.keys() - train.keys())
 
 
-def test_a_voice_for_each_person(spoken, monkeypatch):
-    from test_ami import load
-
-    voices = load("speak")[0].voices_of
+def test_a_voice_for_each_person():
+    voices = scripts.load("ami", "speak")[0].voices_of
     persons = {f"{sex}EE{number:03}" for number in range(95) for sex in "FM"}
     found = voices(persons, 0)
     assert found.keys() == persons

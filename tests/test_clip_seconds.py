@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+import scripts
 import soundfile
 from conftest import inside
 from fakes import some_words, speech_commands
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keywords import CONFIG, config_file, pack
-from prepared_words import prepare
 
 from fedtools.audio.speech_end import end_of_speech
 from fedtools.files.clips import Clips
 from fedtools.files.datadir import DataDir, write_table
 
 RATE = 16_000
+prepare = partial(scripts.prepare, "speechcommands")
 
 
 def clip(begin: float, seconds: float, whole: float = 2.0, noise: float = 0.0, seed: int = 0):
@@ -170,7 +173,9 @@ def test_a_shift_of_more_than_a_clip_is_refused(tmp_path):
 
 def test_silence_is_as_long_as_a_clip(tmp_path):
     corpus = speech_commands(tmp_path, some_words(3, 2, 2), noise=(9.0, 4.0))
-    prepare(corpus, tmp_path / "data", "--task", "keywords", "--clip-seconds", "1.5").ok()
+    prepare(
+        "speechcommands", corpus, tmp_path / "data", "--task", "keywords", "--clip-seconds", "1.5"
+    ).ok()
     for split in ("train", "valid", "test"):
         data = DataDir.read(tmp_path / "data" / "keywords" / split)
         silence = [utt for utt, label in data.text.items() if label == "_silence_"]

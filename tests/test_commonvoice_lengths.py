@@ -6,18 +6,21 @@ import io
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scripts
 import soundfile
 from fakes import common_voice, some_clips
 from mp3s import ID3, TINY_SECONDS, silent_mp3, tiny_mp3
-from prepared_voices import ACCENTS, content, prepare
+from prepared import ACCENTS, content
 
 from fedtools.files.datadir import DataDir
 
 SETS = [prefix + name for prefix in ("", "server_") for name in ("train", "valid", "test")]
+prepare = partial(scripts.prepare, "commonvoice")
 
 
 def clip_of(language: Path, index: int) -> Path:

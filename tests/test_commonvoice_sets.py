@@ -5,24 +5,23 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import prepared
 import pytest
+import scripts
 from fakes import Clip, common_voice, some_clips, speaker_id
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prepared_fields import checked, folder
-from prepared_fields import prepare as any_prepare
+from prepared import checked, folder
 
 from fedtools.files.datadir import DataDir
 
-ACCENTS = ("--accents", "au=australia,en=england,in=indian")
+ACCENTS = ("--accents", prepared.ACCENTS)
 ANY = ("--accents", "any", "--server-fraction", "0.4")
 TRAINING = ("train", "server_train")
-
-
-def prepare(*arguments: str | Path):
-    return any_prepare("commonvoice", *arguments)
+prepare = partial(scripts.prepare, "commonvoice")
 
 
 def told(result) -> tuple[int, Counter]:

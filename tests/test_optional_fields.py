@@ -14,7 +14,8 @@ import fakes_ami
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prepared_fields import checked, folder, prepare
+from prepared import checked, folder
+from scripts import prepare
 
 from fedtools.files.datadir import DataDir, read_table
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from conftest import ROOT, run
 from fakes_ami import ami, plain, some_meetings
-from test_ami import load
+from scripts import load
 from test_recipe_rescore import TINY, call
 
 from fedtools.files.datadir import read_table
@@ -155,7 +155,7 @@ def test_the_reports_differences(recipe, tmp_path):
     [(-9.0, -2.1, "yes"), (-9.0, -1.9, "undecided"), (-1.9, 3.0, "no"), (np.nan, np.nan, "undec")],
 )
 def test_verdicts(low, high, told):
-    arms = load("arms")[0]
+    arms = load("ami", "arms")[0]
     # A WER of 20 %, so that a point is 5 % of it.
     base = arms.Counts(np.array([100.0]), np.array([[20.0]]))
     found = arms.Difference((low + high) / 10, low / 5, high / 5, 0.5)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
-import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import prepared
 import pytest
-from conftest import Result, run
+import scripts
 from fakes import (
     KEYWORDS,
     OTHER_WORDS,
@@ -25,7 +25,7 @@ from fakes import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from prepared_words import ENVIRONMENT, SCRIPTS, prepare
+from prepared import content
 from scipy.stats import kstest
 
 from fedtools.audio.wave import read_wave, recording_seconds
@@ -34,12 +34,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.validate import validate_data_dir
 
 SETS = ["train", "valid", "test"]
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Return everything below a folder, including hidden files: relative path -> bytes."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+prepare = partial(scripts.prepare, "speechcommands")
 
 
 def read(out: Path, task: str) -> dict[str, DataDir]:
@@ -226,13 +221,10 @@ def test_what_is_to_be_said_of_the_data_is_kept(tmp_path):
     assert (tmp_path / "data/notes.txt").read_text() == ""
 
 
-def test_same_bytes_again_and_others_with_another_seed(tmp_path):
+def test_tasks_are_made_together_or_apart_and_a_seed_is_of_the_keywords(tmp_path):
     corpus = speech_commands(tmp_path, some_words())
     prepare(corpus, tmp_path / "a").ok()
     first = content(tmp_path / "a")
-    (tmp_path / "a/keywords/train/feats.scp").write_text("of an older run\n")
-    prepare(corpus, tmp_path / "a").ok()
-    assert content(tmp_path / "a") == first
     prepare(corpus, tmp_path / "b", "--task", "keywords").ok()
     prepare(corpus, tmp_path / "b", "--task", "words").ok()
     assert content(tmp_path / "b") == first
@@ -472,24 +464,17 @@ def test_every_fault_is_dropped_and_counted(tmp_path):
     assert len((tmp_path / "data/words/classes.txt").read_text().split()) == 14
 
 
-def test_too_many_faults_leave_the_older_data_alone(tmp_path):
+def test_lost_clips_are_told_with_the_first(tmp_path):
     clips = some_words()
     corpus = speech_commands(tmp_path, clips)
-    command = [corpus, tmp_path / "data"]
-    prepare(*command).ok()
-    before = content(tmp_path / "data")
     for clip in clips[:8]:
         (corpus / clip.path).write_bytes(b"")
     first = min(str(clip.path) for clip in clips[:8])
-    said = [f"kept 120, dropped 8 (empty file: 8, the first {corpus / first}): over 2.0%"]
-    said += ["raise --max-drop"]
-    prepare(*command).fails(1, *said)
-    prepare(*command, "--max-drop", "0.05").fails(1, "over 5.0%")
-    assert content(tmp_path / "data") == before
-    prepare(*command, "--max-drop", "0.07").ok()
+    said = f"kept 120, dropped 8 (empty file: 8, the first {corpus / first}): over 2.0%"
+    prepare(corpus, tmp_path / "data").fails(1, said)
     for clip in clips:
         (corpus / clip.path).write_bytes(b"")
-    prepare(*command, "--max-drop", "1").fails(1, "no usable clip")
+    prepare(corpus, tmp_path / "data", "--max-drop", "1").fails(1, "no usable clip")
 
 
 def test_stereo_clips_are_used(tmp_path):
@@ -500,7 +485,7 @@ def test_stereo_clips_are_used(tmp_path):
     assert "dropped 0" in result.out
 
 
-# --- bad input and usage -------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------
 
 
 def test_bad_lists_are_told_with_their_line(tmp_path):
@@ -533,8 +518,6 @@ def test_bad_lists_are_told_with_their_line(tmp_path):
 def test_bad_input_is_told_in_one_line(tmp_path):
     clips = some_words()
     corpus, out = speech_commands(tmp_path, clips, noise=()), tmp_path / "data"
-    prepare(tmp_path / "nowhere", out).fails(1, "nowhere: no such folder")
-    prepare(tmp_path, out).fails(1, "no validation_list.txt")
     said = [
         "_background_noise_: too little noise for each set to have its own",
         "give --silence false",
@@ -550,47 +533,12 @@ def test_bad_input_is_told_in_one_line(tmp_path):
     (corpus / "dvi rankos").mkdir()
     shutil.copy(corpus / clips[0].path, corpus / "dvi rankos")
     prepare(corpus, out).fails(1, "the word 'dvi rankos' is not usable as an id")
-    (tmp_path / "speech_commands").rename(tmp_path / "two  blanks")
-    prepare(tmp_path / "two  blanks", out).fails(1, "doubled spaces", "rename it")
-
-
-def test_a_folder_with_a_blank_works(tmp_path):
-    corpus = speech_commands(tmp_path / "my corpora", some_words())
-    prepare(corpus, tmp_path / "my data").ok()
-    wavs = read(tmp_path / "my data", "keywords")["train"].wav_scp.values()
-    assert all(Path(wav).is_file() and "my corpora" in wav for wav in wavs)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--task", "11"],
-        ["--split", "mine"],
-        ["--keywords", "yes"],
-        ["--keywords", "yes,no,"],
-        ["--keywords", "yes,no,stop,stop"],
-        ["--silence", "no"],
-        ["--max-drop", "1.5"],
-        ["--min-clips", "few"],
-    ],
-)
-def test_wrong_usage_exits_2(tmp_path, options):
-    prepare(tmp_path, tmp_path / "data", *options).fails(2, "usage: prepare.py")
 
 
 # --- parsers -------------------------------------------------------------------------------------
 
 
-def load(name: str):
-    """Import a module of local/speechcommands, which is a folder of scripts and not a package."""
-    spec = importlib.util.spec_from_file_location(f"speechcommands_{name}", SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-corpus_module = load("corpus")
+corpus_module, mini = scripts.load("speechcommands", "corpus", "mini")
 names = st.from_regex(r"[a-z]{1,5}/[0-9a-f]{1,8}_nohash_[0-9]{1,2}\.wav", fullmatch=True)
 
 
@@ -620,18 +568,10 @@ def test_the_name_of_a_clip_is_a_speaker_and_a_number(speaker, number):
 # --- the mini corpus -----------------------------------------------------------------------------
 
 
-def mini(out: Path, *arguments: str) -> Result:
-    small = ["--utterances", "2"]
-    return run(sys.executable, SCRIPTS / "mini.py", out, *small, *arguments, env=ENVIRONMENT)
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
-    """Make the mini corpus with two clips of each speaker."""
-    pytest.importorskip("espeakng_loader")
-    folder = tmp_path_factory.mktemp("mini")
-    mini(folder, "--nj", "2").ok()
-    return folder / "speech_commands_mini"
+    """Return the mini corpus, with two clips of each speaker."""
+    return prepared.mini_corpus("speechcommands", tmp_path_factory)
 
 
 def test_mini_corpus_can_be_prepared(corpus, tmp_path):
@@ -655,38 +595,8 @@ def test_mini_corpus_can_be_prepared(corpus, tmp_path):
     ]  # fmt: skip
 
 
-def test_mini_corpus_is_mended_to_the_same_bytes(corpus, tmp_path):
-    damaged = tmp_path / "speech_commands_mini"
-    shutil.copytree(corpus, damaged)
-    clips = sorted(damaged.glob("[a-z]*/*.wav"))
-    clips[3].write_bytes(clips[3].read_bytes()[:-1] + b"?")
-    clips[4].unlink()
-    (damaged / "_background_noise_" / "hum.wav").unlink()
-    (damaged / "testing_list.txt").unlink()
-    assert "making 3 clips" in mini(tmp_path, "--nj", "1").ok().err
-    assert content(damaged) == content(corpus)
-    assert f"{2 * 88 + 4} clips are complete" in mini(tmp_path).ok().err
-
-
-def test_mini_corpus_is_made_anew_after_a_kill_at_the_very_beginning(corpus, tmp_path):
-    changed, old = tmp_path / "speech_commands_mini", tmp_path / ".speech_commands_mini.old"
-    shutil.copytree(corpus, changed)
-    (changed / ".recipe").write_text("of another version")
-    old.mkdir()
-    (old / "left").write_text("by a kill")
-    mini(tmp_path).ok()
-    assert content(changed) == content(corpus) and not old.exists()
-    shutil.rmtree(changed)
-    changed.mkdir()
-    (changed / "..recipe.elsewhere-1.abc.tmp").write_text("")
-    mini(tmp_path).ok()
-    assert content(changed) == content(corpus)
-
-
 def test_mini_corpus_is_as_skewed_as_the_real_one():
-    import numpy as np
-
-    whole = load("mini").plan(0, 1000)
+    whole = mini.plan(0, 1000)
     assert 2500 <= len(whole) <= 3000
     assert {clip.word for clip in whole} == {*KEYWORDS, *OTHER_WORDS}
     parts: dict[str, set[str]] = {}
@@ -709,13 +619,3 @@ def test_mini_corpus_is_as_skewed_as_the_real_one():
     order = sorted(sizes.values(), key=Counter.total)
     assert max(map(entropy, order[:16])) < 0.6 and min(map(entropy, order[-8:])) > 0.85
     assert np.std([entropy(words) for words in order[32:48]]) > 0.03
-
-
-def test_mini_corpus_does_not_take_a_folder_that_is_not_its_own(tmp_path):
-    pytest.importorskip("espeakng_loader")
-    theirs = tmp_path / "speech_commands_mini"
-    theirs.mkdir()
-    (theirs / "thesis.tex").write_text("years of work")
-    mini(tmp_path).fails(1, "was not made by this script", "choose another OUT")
-    assert content(theirs) == {"thesis.tex": b"years of work"}
-    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances must be at least 1")

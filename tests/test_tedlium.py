@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-import importlib
-import shutil
-import sys
 from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import prepared
 import pytest
-from conftest import ROOT, Result, run
+import scripts
+from commands import Result
 from fakes import TED_TRAPS, TedTalk, some_talks, ted_talk, tedlium
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared import checked, content
 
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.dropped import Dropped
-from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv
 
-SCRIPTS = ROOT / "local" / "tedlium3"
-ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
+MINI = "local/tedlium3/mini.py"
 DIRECTORIES = ["train_g", "valid", "part1", "part2", "indicator"]
 HELD = ["part1_held", "part2_held"]
 # Sizes for `some_talks`, whose talks have 16 seconds of speech.
 SMALL = ["--partition", "legacy", "--hours-g", "0.02", "--seconds-per-model", "8"]
 
 
-def prepare(*arguments: str | Path) -> Result:
-    return run(sys.executable, SCRIPTS / "prepare.py", *arguments, env=ENVIRONMENT)
+prepare = partial(scripts.prepare, "tedlium3")
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """Return everything below a folder, including hidden files: relative path -> bytes."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def validate(out: Path) -> None:
-    for name in DIRECTORIES:
-        run(sys.executable, "utils/validate_data_dir.py", "--no-feats", out / name).ok()
+def validate(out: Path) -> dict[str, DataDir]:
+    sets = checked(out)
+    assert set(DIRECTORIES) <= sets.keys() <= {*DIRECTORIES, *HELD}
+    return sets
 
 
 def counts(result: Result) -> tuple[int, int]:
@@ -226,14 +219,12 @@ def test_speech_that_is_in_no_model_is_held_out(tmp_path):
         found[seconds] = prepare(corpus, out, *small, "--held-seconds", seconds).ok()
         rest = {name: one for name, one in content(out).items() if "_held" not in name}
         assert rest == content(tmp_path / "0")
+    assert validate(tmp_path / "3").keys() > set(HELD)
     for part in ("part1", "part2"):
         data, held, most = (
             DataDir.read(tmp_path / path)
             for path in (f"3/{part}", f"3/{part}_held", f"99/{part}_held")
         )
-        run(
-            sys.executable, "utils/validate_data_dir.py", "--no-feats", tmp_path / f"3/{part}_held"
-        ).ok()
         assert set(held.utt2spk.values()) == set(data.utt2spk.values())
         assert not held.utt2client and held.text.keys() < most.text.keys()
         used = pieces(data, list(data.text))
@@ -284,15 +275,10 @@ def test_lists_genders_and_the_report_say_what_is_in_the_data(tmp_path):
     assert len(sets["indicator"].text) == 60  # ten of the twelve of each of six speakers
 
 
-def test_same_bytes_again_but_not_with_another_seed_and_nothing_old_is_left(tmp_path):
+def test_numbers_of_speakers_that_cannot_be_leave_the_older_data_alone(tmp_path):
     corpus, out = tedlium(tmp_path, some_talks()), tmp_path / "data"
     prepare(corpus, out, *SMALL).ok()
     first = content(out)
-    (out / "part1" / "feats.scp").write_text("of an older run\n")
-    prepare(corpus, out, *SMALL).ok()
-    assert content(out) == first
-    prepare(corpus, tmp_path / "other", *SMALL, "--seed", "1").ok()
-    assert content(tmp_path / "other")["speakers.tsv"] != first["speakers.tsv"]
     prepare(corpus, out, *SMALL[:2], "--hours-g", "99").fails(1, "have the 180 s for a model")
     prepare(corpus, out, *SMALL, "--speakers", "8,3,2").fails(1, "of 12 (", "--speakers")
     assert content(out) == first
@@ -331,20 +317,7 @@ def test_a_person_under_two_names_and_a_person_of_the_indicator(tmp_path):
 # --- parsers and choices -------------------------------------------------------------------------
 
 
-def load(*names: str):
-    """Import modules of local/tedlium3, whose names other recipes share."""
-    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        return [importlib.import_module(name) for name in names]
-    finally:
-        sys.path.remove(str(SCRIPTS))
-        for name in names:
-            sys.modules.pop(name, None)
-        sys.modules.update(others)
-
-
-corpus, partition = load("corpus", "partition")
+corpus, partition = scripts.load("tedlium3", "corpus", "partition")
 WORD = st.from_regex(r"[a-z]{1,6}('[a-z]{1,3})?|'[a-z]{2,5}", fullmatch=True).filter(
     lambda word: word not in (*corpus.SUFFIXES, "'clock", "'all")
 )
@@ -440,7 +413,7 @@ def test_talks_as_many_as_the_corpus_has_give_the_counts_of_table_1():
     train = []
     for number in range(2268):
         minutes = 2 + (number * 7919 % 2000) / 100
-        train += one_talk(f"P{number // 2:04}_20{number % 2:02}", [7.5] * round(8 * minutes))
+        train += one_talk(f"P{number // 2:04}_20{number % 2:02}", [12.0] * round(5 * minutes))
     held_out = [u for n in range(32) for u in one_talk(f"H{n}_2010", [6.0] * 40)]
     dropped = Dropped()
     result = partition.partition(train, held_out, WANTED, dropped)
@@ -485,75 +458,26 @@ def test_adaptation_sets_are_disjoint_and_as_long_as_asked_for(talks, seconds, m
         assert partition.seconds_of(own) < 0.75 * seconds or longest > 0.5 * seconds
 
 
-# --- bad input and usage -------------------------------------------------------------------------
+# --- bad input -----------------------------------------------------------------------------------
 
 
 def test_bad_input_is_told_in_one_line(tmp_path):
     corpus, out = tedlium(tmp_path, some_talks()), tmp_path / "data"
-    prepare(tmp_path / "nowhere", out).fails(1, "nowhere: no such folder")
-    prepare(tmp_path, out).fails(1, "no *.stm; unpack the corpus again")
     prepare(corpus, out).fails(1, "speaker-adaptation/train/stm: no *.stm; --partition legacy")
     prepare(corpus, out, *SMALL[:2], "--hours-g", "0.001").fails(1, "s for a model; give other")
     for stm in (corpus / "legacy" / "test" / "stm").iterdir():
         stm.unlink()
     prepare(corpus, out, *SMALL).fails(1, "legacy/test/stm: no *.stm")
     assert not out.exists()
-    with pytest.raises(UserError, match="no such folder"):
-        load("corpus")[0].find_partition(tmp_path / "nowhere", "legacy")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--unit", "voice"],
-        ["--partition", "old"],
-        ["--hours-g", "0"],
-        ["--hours-g", "nan"],
-        ["--seconds-per-model", "-1"],
-        ["--speakers", "1,2"],
-        ["--speakers", "1,2,0"],
-        ["--indicator-utterances", "0"],
-        ["--max-drop", "1.5"],
-        ["--valid", "x"],
-    ],
-)
-def test_wrong_usage_exits_2(tmp_path, options):
-    prepare(tmp_path, tmp_path / "data", *options).fails(2, "usage: prepare.py")
-    assert not (tmp_path / "data").exists()
 
 
 # --- the mini corpus -----------------------------------------------------------------------------
 
 
-def mini(out: Path, *arguments: str) -> Result:
-    command = [SCRIPTS / "mini.py", out, "--utterances", "2", *arguments]
-    return run(sys.executable, *command, env=ENVIRONMENT)
-
-
 @pytest.fixture(scope="module")
 def mini_corpus(tmp_path_factory) -> Path:
-    """Make the mini corpus with two sentences per talk; a test that changes it restores it."""
-    pytest.importorskip("espeakng_loader")
-    folder = tmp_path_factory.mktemp("tedlium")
-    assert "making 116 clips" in mini(folder, "--nj", "2").ok().err
-    return folder / "TEDLIUM_release-mini"
-
-
-def test_mini_corpus_is_made_again_where_it_is_damaged(mini_corpus):
-    corpus, out = mini_corpus, mini_corpus.parent
-    reference = content(corpus)
-    (corpus / "legacy/train/sph/BenNorth_2004.sph").unlink()
-    (corpus / "data/stm/BenNorth_2004_clean.stm").write_text("nothing\n")
-    assert "making 0 clips" in mini(out).ok().err
-    assert content(corpus) == reference
-    talk = corpus / "data/sph/CleoNorth_2005.sph"
-    talk.write_bytes(talk.read_bytes()[:-2] + b"??")
-    assert "making 1 clips" in mini(out, "--nj", "1").ok().err
-    assert content(corpus) == reference
-    assert "116 clips are complete" in mini(out).ok().err
-    for name in ("train", "dev", "test"):
-        stems = [{p.stem for p in (corpus / "legacy" / name / x).iterdir()} for x in ("sph", "stm")]
-        assert {stem.removesuffix("_clean") for stem in stems[1]} == stems[0]
+    """Return the mini corpus, whose talks have two sentences."""
+    return prepared.mini_corpus("tedlium3", tmp_path_factory)
 
 
 def test_mini_corpus_prepares(mini_corpus, tmp_path):
@@ -568,6 +492,10 @@ def test_mini_corpus_prepares(mini_corpus, tmp_path):
         rows = read_tsv(out / "models.tsv", None)
         assert {row["part"] for row in rows} == {"part1", "part2"}
         assert {row["gender"] for row in rows} == {"f", "m", "--"}
+    for name in ("train", "dev", "test"):
+        there = (mini_corpus / "legacy" / name / kind for kind in ("sph", "stm"))
+        audio, stm = ({path.stem for path in folder.iterdir()} for folder in there)
+        assert {stem.removesuffix("_clean") for stem in stm} == audio
     words = {word for text in DataDir.read(out / "part1").text.values() for word in text.split()}
     assert not any(mark in word for word in words for mark in "<{(") and "'" not in words
 
@@ -592,7 +520,7 @@ def test_mini_corpus_of_other_sizes(tmp_path):
     """Persons, talks and seconds are as requested; two models of each talk have full length."""
     pytest.importorskip("espeakng_loader")
     sizes = ("--speakers", "12", "--talks", "2", "--channels", "2", "--seconds", "16")
-    run(sys.executable, SCRIPTS / "mini.py", tmp_path, *sizes, env=ENVIRONMENT).ok()
+    scripts.program(MINI, tmp_path, *sizes).ok()
     talks = [path.stem for path in (tmp_path / "TEDLIUM_release-mini/data/sph").iterdir()]
     persons = Counter(talk.partition("_")[0] for talk in talks)
     assert len(persons) == 12 and set(persons.values()) == {2}
@@ -615,15 +543,14 @@ def test_mini_corpus_of_other_sizes(tmp_path):
         ("--speakers", "there are names for only 656"),
         ("--talks", "years for only 80"),
     ):
-        other = run(sys.executable, SCRIPTS / "mini.py", tmp_path, option, "999", env=ENVIRONMENT)
-        other.fails(1, told)
-    mini(tmp_path, "--channels", "-1").fails(2, "--channels must be at least 0")
+        scripts.program(MINI, tmp_path, option, 999).fails(1, told)
+    scripts.program(MINI, tmp_path, "--channels", -1).fails(2, "--channels must be at least 0")
 
 
 def test_a_talk_of_the_mini_corpus_goes_through_its_channel():
     """The filter is the one between the talk's audio and the same sentences without it."""
     pytest.importorskip("espeakng_loader")
-    (script,) = load("mini")
+    (script,) = scripts.load("tedlium3", "mini")
     talks = script.plan(0, 1, script.Layout(speakers=6, talks=3, channels=2))
     first, second, third, other = talks[:4]
     assert first.name != third.name and (first.taps == third.taps).all()
@@ -645,13 +572,3 @@ def test_a_talk_of_the_mini_corpus_goes_through_its_channel():
     again = script.plan(0, 1, script.Layout(speakers=6, talks=3, channels=1))
     assert (again[0].taps == again[1].taps).all()
     assert all(one.taps is None for one in script.plan(0, 1, script.Layout()))
-
-
-def test_mini_corpus_does_not_take_a_folder_that_is_not_its_own(tmp_path):
-    pytest.importorskip("espeakng_loader")
-    theirs = tmp_path / "TEDLIUM_release-mini"
-    theirs.mkdir()
-    (theirs / "thesis.tex").write_text("years of work")
-    mini(tmp_path).fails(1, "was not made by this script", "choose another OUT")
-    shutil.rmtree(theirs)
-    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances must be at least 1")
