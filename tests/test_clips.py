@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
+import shutil
 import subprocess
 import tracemalloc
 from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import psutil
 import pytest
 import soundfile
 from conftest import fedtools
+from damaged import SEEDS, damage, read_or_refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -331,23 +333,16 @@ def test_labels_can_be_written_but_stay_with_the_process(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("client\tclips\n", "", "clients.tsv:1: the header is 'a\\t2'"),
         ("client\tclips", "clips\tclient", "clients.tsv:1: the header"),
         ("a\t2\nz\t1\n", "", "clients.tsv:1: no clients"),
         ("z\t1\n", "", "clients.tsv: 2 clips, but 3 in clips.npy"),
         ("a\t2", "a\t3", "clients.tsv: 4 clips, but 3 in clips.npy"),
-        ("a\t2", "a\t999999999999", "clients.tsv: 1000000000000 clips, but 3 in clips.npy"),
         ("a\t2", "a\t0", "clients.tsv:2: 'a\\t0' is not a client and its number of clips"),
-        ("a\t2", "a\t-2", "clients.tsv:2: 'a\\t-2' is not"),
         ("a\t2", "a\t02", "clients.tsv:2: 'a\\t02' is not"),
         ("a\t2", "a\t٢", "clients.tsv:2: 'a\\t٢' is not"),
         ("a\t2", "a\t1" + 40 * "0", "clients.tsv:2: 'a\\t10"),
-        ("a\t2", "a 2", "clients.tsv:2: 'a 2' is not"),
-        ("a\t2", "a\t2\t", "clients.tsv:2: 'a\\t2\\t' is not"),
         ("a\t2", "a\t2\n", "clients.tsv:3: '' is not"),
         ("z\t1", "/\t1", "clients.tsv:3: '/\\t1' is not"),
-        ("z\t1", "..\t1", "clients.tsv:3: '..\\t1' is not"),
-        ("z\t1", "\t1", "clients.tsv:3: '\\t1' is not"),
         ("z\t1", "a\t1", "clients.tsv:3: client 'a' is not in order"),
         ("z\t1", "A\t1", "clients.tsv:3: client 'A' is not in order"),
         ("z\t1", "\0\t1", "clients.tsv:3: a NUL byte"),
@@ -366,15 +361,11 @@ def test_clients_that_cannot_be_are_refused(tmp_path, old, new, said):
     [
         (np.array([1, 3, 2]), "labels.npy: clip 1 has label 3 of 3 classes"),
         (np.array([-1, 0, 2]), "labels.npy: clip 0 has label -1 of 3 classes"),
-        (np.array([1, 0, -(2**63)]), "labels.npy: clip 2 has label -9223372036854775808 of 3"),
         (np.array([1, 0]), "labels.npy: 2 clips, but 3 in clips.npy"),
         (np.array([1, 0, 2, 0]), "labels.npy: 4 clips, but 3 in clips.npy"),
-        (np.zeros(0, np.int64), "labels.npy: 0 clips, but 3 in clips.npy"),
         (np.array([[1, 0, 2]]), "labels.npy: 1 x 3 integers, n are expected"),
         (np.array([1, 0, 2], np.int16), "labels.npy: damaged: no header of 64-bit integers"),
-        (np.array([1, 0, 2], np.uint64), "labels.npy: damaged: no header of 64-bit integers"),
         (np.array([1, 0, 2], ">i8"), "labels.npy: damaged: no header of 64-bit integers"),
-        (np.array([1.0, 0.0, 2.0]), "labels.npy: damaged: no header of 64-bit integers"),
         (np.array([{}, {}, {}]), "labels.npy: damaged: no header of 64-bit integers"),
     ],
 )
@@ -403,33 +394,6 @@ def test_what_could_be_but_was_not_packed_is_refused(tmp_path):
         (folder / file).write_bytes(before[file])
     edit(folder / "classes.txt", "yes\n", "")
     refused(folder, "labels.npy: clip 2 has label 2 of 2 classes")
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
-@given(name=st.sampled_from(INDEX), data=st.data())
-def test_no_damage_to_the_index_goes_unseen(tmp_path, name, data):
-    folder = tmp_path / "out"
-    if not folder.exists():
-        packed(folder)
-        (tmp_path / "good").mkdir()
-        for file in INDEX:
-            (tmp_path / "good" / file).write_bytes((folder / file).read_bytes())
-    for file in INDEX:
-        (folder / file).write_bytes((tmp_path / "good" / file).read_bytes())
-    content = (folder / name).read_bytes()
-    place = data.draw(st.integers(0, len(content)))
-    taken, new = data.draw(st.integers(0, 9)), data.draw(st.binary(max_size=9))
-    damaged = content[:place] + new + content[place + taken :]
-    (folder / name).write_bytes(damaged)
-    if damaged == content:
-        Clips.read(folder)
-        return
-    with pytest.raises(UserError) as error:
-        Clips.read(folder)
-    said = str(error.value)
-    # With too few classes, the missing label is named.
-    assert name in said or (name == "classes.txt" and re.search(r"labels.npy: clip \d has", said))
-    assert "\n" not in said
 
 
 def test_a_folder_without_an_index_is_to_be_packed_again(tmp_path):
@@ -505,10 +469,8 @@ def test_other_arrays_are_refused(tmp_path):
     folder = packed(tmp_path / "out")
     waves = np.load(folder / "clips.npy")
     for array, said in [
-        (waves.astype(np.float32), "no header of 16-bit integers"),
         (waves.astype(">i2"), "no header of 16-bit integers"),
         (np.asfortranarray(waves), "no header of 16-bit integers"),
-        (np.array([{}, {}, {}]), "no header of 16-bit integers"),
         (waves[:, :8000], "3 x 8000 integers, n x 16000 are expected"),
         (waves[0], "16000 integers, n x 16000 are expected"),
         (waves[:2], "labels.npy: 3 clips, but 2 in clips.npy"),
@@ -527,7 +489,7 @@ def test_other_arrays_are_refused(tmp_path):
 def test_a_missing_or_short_or_long_file_is_one_line(tmp_path, name):
     folder = packed(tmp_path / "out")
     content = (folder / name).read_bytes()
-    for changed in (content[:-1], content[:5], b"", content + b"\0\0"):
+    for changed in (content[:-1], content + b"\0\0"):
         (folder / name).write_bytes(changed)
         with pytest.raises(UserError, match=name) as error:
             Clips.read(folder)
@@ -537,20 +499,30 @@ def test_a_missing_or_short_or_long_file_is_one_line(tmp_path, name):
         Clips.read(folder)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-@given(place=st.integers(0, 127), new=st.binary(min_size=1, max_size=20))
-def test_a_damaged_header_is_never_a_traceback(tmp_path, place, new):
-    folder = tmp_path / "out"
-    if not folder.exists():
-        packed(folder)
-        (tmp_path / "good.npy").write_bytes((folder / "clips.npy").read_bytes())
-    content = bytearray((tmp_path / "good.npy").read_bytes())
-    content[place : place + len(new)] = new
-    (folder / "clips.npy").write_bytes(content)
-    try:
-        assert Clips.read(folder).waves.shape == (3, RATE)
-    except UserError as error:
-        assert "clips.npy" in str(error)
+@settings(max_examples=300)
+@given(name=st.sampled_from(FILES), seed=SEEDS)
+def test_no_damage_goes_unseen_but_that_to_sounds(tmp_path_factory, name, seed):
+    """Sums are of the index; of millions of clips and of noise only the size is known."""
+    whole = tmp_path_factory.getbasetemp() / "whole clips"
+    if not whole.exists():
+        packed(whole)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "clips"
+        shutil.copytree(whole, folder)
+        damage(folder / name, seed, *(folder / other for other in FILES))
+        found = read_or_refused(lambda: Clips.read(folder), folder)
+        if found is None:
+            return
+        # Lines of sums may change places.
+        if name in INDEX:
+            assert (folder / name).read_bytes() == (whole / name).read_bytes()
+        assert (found.clients, found.labels.tolist()) == (["a", "z"], [1, 0, 2])
+        assert found.waves.shape == (3, RATE)
+        np.testing.assert_array_equal(found.waves, np.load(folder / "clips.npy"))
+        names = read_or_refused(lambda: found.utterances, folder)
+        assert names == ["a-1", "a-c", "z-1"] or (
+            names is None and name in ("clips.tsv", "sha256sums")
+        )
 
 
 def test_a_writer_that_stops_leaves_the_old_clips(tmp_path):

@@ -6,12 +6,15 @@ import hashlib
 import os
 import time
 import tracemalloc
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import kaldiio
 import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from damaged import SEEDS, damage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -322,13 +325,10 @@ def replace_tensors(folder, tensors):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"extra": np.ones((2, 1), "float32")}, "'extra' does not belong"),
         ({"extra\n\tname" * 9: np.ones((2, 1), "float32")}, "does not belong"),
         ({"bias": None}, "'bias' is missing"),
         ({"bias": np.ones((2, 4), "float32")}, "'bias' is float32 of shape [2, 4], expected"),
         ({"bias": np.ones((2, 3), "float64")}, "'bias' is float64"),
-        ({"bias": np.ones((3, 3), "float32")}, "'bias' is float32 of shape [3, 3]"),
-        ({"bias": np.ones(6, "float32")}, "'bias' is float32 of shape [6]"),
         ({"bias": np.ones((2, 3), "float16")}, "'bias' is wrong"),
     ],
 )
@@ -339,14 +339,14 @@ def test_other_tensors_lose_the_job(jobs, change, said):
     assert set(reasons) == {"carol", "dave"} and all(said in text for text in reasons.values())
 
 
-def test_damaged_tensor_files_lose_the_job(jobs):
+def test_a_damaged_tensor_file_loses_the_job(jobs):
     path = jobs / "update.2.safetensors"
-    whole = path.read_bytes()
-    for content in (whole[:-1], whole[:50], b"", b"\xff" * 100, whole + b"more"):
-        path.write_bytes(content)
-        reasons = refused(jobs)
-        assert set(reasons) == {"carol", "dave"}
-        assert all(reason.startswith("update.2.safetensors: ") for reason in reasons.values())
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes() + b"more")
+    said = f"update.2.safetensors: {size + 4} bytes long, its header says {size}; the file is cut "
+    reasons = refused(jobs)
+    assert reasons.keys() == {"carol", "dave"}
+    assert all(reason.startswith(said) for reason in reasons.values())
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -370,28 +370,17 @@ def set_field(path, line, column, value):
     ("column", "value", "said"),
     [
         ("utterances", "-1", "'-1', not a whole number"),
-        ("utterances", "1e3", "not a whole number"),
         ("utterances", "99999999999", "cannot be"),
-        ("utterances", "9" * 50, "not a whole number"),
-        ("utterances", "", "not a whole number"),
-        ("steps", "1.5", "not a whole number"),
         ("steps", "9" * 18, "cannot be"),
-        ("loss", "nan", "not a finite number"),
-        ("loss", "-inf", "not a finite number"),
         ("loss", "1e999", "not a finite number"),
         ("loss", "1.7e308", "a loss of 1.7e+308"),
         ("loss", "-1e+31", "a loss of -1e+31"),
         ("loss", "1_0", "not a finite number"),
-        ("loss", "x" * 500, "not a finite number"),
         ("seconds", "-0.5", "-0.5 seconds cannot be"),
         ("seconds", "1e10", "1e+10 seconds cannot be"),
-        ("seconds", "nan", "the seconds is 'nan', not a finite number"),
-        ("seconds", "", "not a finite number"),
         ("bytes", "43", "43 bytes announced, 44 sent"),
-        ("bytes", "-44", "not a whole number"),
-        ("bytes", "0", "0 bytes announced, 44 sent"),
+        ("bytes", "45", "45 bytes announced, 44 sent"),
         ("base", "f" * 64, "another global state"),
-        ("base", BASE.upper(), "another global state"),
         ("status", "", "left out by its job"),
         ("status", "a \x1b[31mred\u202e", "left out by its job: a ?[31mred?"),
         ("status", "x" * 2000, "left out by its job: xxx"),
@@ -408,9 +397,7 @@ def test_nonsense_in_a_row_loses_its_client(jobs, column, value, said):
     ("change", "said"),
     [
         (lambda text: text.replace("carol", "../x"), ":2: client '../x' is not usable"),
-        (lambda text: text.replace("carol", "c" * 300), ":2: client 'ccc"),
         (lambda text: text.replace("carol", "a\tb"), ":2: 9 fields, the header has 8"),
-        (lambda text: text.replace("carol", ""), ":2: client '' is not usable"),
         (lambda text: text.replace("client", "klient"), ":1: the header is"),
         (lambda text: text[:-1], ":3: the last line has no end"),
         (lambda text: "", ":1: the header is ''"),
@@ -437,14 +424,11 @@ def test_rows_and_tensors_must_agree(jobs):
     assert "expected float32 of shape [1, 3]" in reasons["carol"] and "dave" in reasons
 
 
+# A name with nothing behind it, and what would block a reader, or fill its memory.
 STRANGE = {
     "missing": lambda path: None,
     "fifo": os.mkfifo,
-    "folder": lambda path: path.mkdir(),
     "endless": lambda path: path.symlink_to("/dev/zero"),
-    "terminal": lambda path: path.symlink_to("/dev/tty"),
-    "dangling": lambda path: path.symlink_to("nowhere"),
-    "circle": lambda path: path.symlink_to(path.name),
 }
 
 
@@ -495,6 +479,11 @@ def test_a_table_that_names_others_costs_the_job_its_own_and_nobody_else(jobs, n
     assert messages == honest[:2]
     said = f"sent nothing that could be read; update.2.tsv:4: {names[0]!r} is no client of this job"
     assert refusals == [Refusal(client, said) for client in ("carol", "dave")]
+
+
+def test_who_is_of_no_job(jobs):
+    messages, refusals = read(jobs, HALVES, [*CLIENTS, "eve"])
+    assert len(messages) == 4 and refusals == [Refusal("eve", "is of no job")]
 
 
 def test_one_table_that_names_all(tmp_path):
@@ -720,13 +709,9 @@ def mend_bytes(folder, client="bob"):
     ("change", "said"),
     [
         (lambda text: text.replace("features.bob.ark", "features.alice.ark"), "is not in"),
-        (lambda text: text.replace("features.bob.ark", "../x"), "is not in features.bob.ark"),
-        (lambda text: text.replace("features.bob.ark", "/etc/passwd"), "is not in"),
-        (lambda text: text.replace("features.bob.ark", "./features.bob.ark"), "is not in"),
+        (lambda text: text.replace("features.bob.ark", "/etc/passwd"), "is not in features.bob"),
         (lambda text: text.replace("features.bob.ark:", "features.bob.ark"), "is not in"),
-        (lambda text: text.replace(".ark:6", ".ark:/../x"), "is not in"),
         (lambda text: text.replace(".ark:6", ".ark:6[0:2]"), "is not in"),
-        (lambda text: text.replace(".ark:6", ".ark:cat x|"), "is not in"),
         (lambda text: text.replace(".ark:6", ".ark:٦"), "is not in"),
         (lambda text: text.replace(".ark:6", ".ark:7"), "no binary matrix at byte 7"),
         (lambda text: text.replace(".ark:6", ".ark:" + "9" * 15), "should be at byte 9999"),
@@ -762,9 +747,7 @@ def test_damaged_tables_of_features_lose_their_client(tmp_path, change, said):
     ("change", "said"),
     [
         (lambda ark: ark[:-1], "damaged: 9 x 5 need 180 bytes"),
-        (lambda ark: ark[:20], "damaged"),
         (lambda ark: b"", "damaged"),
-        (lambda ark: b"\xff" * len(ark), "no binary matrix"),
         (lambda ark: ark.replace(b"FM ", b"XX ", 1), "is no kind of matrix"),
         (
             lambda ark: ark.replace(b"\4\7\0\0\0", b"\4\xff\xff\xff\x7f", 1),
@@ -881,3 +864,52 @@ def test_bytes_of_features_are_the_sizes_of_both_files(tmp_path):
     with open(tmp_path / "features.bob.ark", "ab") as file:
         file.write(b"more")
     assert set(refused(tmp_path, [CLIENTS[:3]], SOUND)) == {"bob"}
+
+
+def numbers_of(message) -> tuple:
+    """Return what a row tells of its client, and the sums of its features."""
+    return (message.client, message.utterances, message.steps, message.loss, message.bytes,
+            message.status, message.sums)  # fmt: skip
+
+
+# A file, and the clients that its damage may lose.
+SENT = {
+    "update.2.tsv": {"carol", "dave"},
+    "update.2.safetensors": {"carol", "dave"},
+    "features.carol.ark": {"carol"},
+    "features.carol.scp": {"carol"},
+}
+
+
+@settings(max_examples=200)
+@given(name=st.sampled_from(sorted(SENT)), seed=SEEDS)
+def test_damage_loses_its_clients_or_is_read_as_it_stands(name, seed):
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for job, clients in enumerate(HALVES, 1):
+            with MessageWriter(folder, job, clients, BOTH, BASE) as writer:
+                for client in clients:
+                    row = report(client)._replace(utterances=2)
+                    writer.send([row], stack([client]), iter(matrices(client, 7, 9)))
+        whole = {one.client: one for one in read_messages(folder, HALVES, CLIENTS, BOTH, BASE)[0]}
+        assert whole.keys() == set(CLIENTS)
+        damage(folder / name, seed, *(folder / other for other in SENT))
+        assert set(refused(folder, HALVES, BOTH)) <= SENT[name]
+        for message in read_messages(folder, HALVES, CLIENTS, BOTH, BASE)[0]:
+            if name != "update.2.tsv" or message.client not in SENT[name]:
+                assert numbers_of(message)[:6] == numbers_of(whole[message.client])[:6]
+            else:
+                lines = (line.split("\t") for line in (folder / name).read_text().splitlines())
+                for row in (dict(zip(COLUMNS, line, strict=True)) for line in lines):
+                    if row["client"] == message.client:
+                        told = int(row["utterances"]), int(row["steps"]), float(row["loss"])
+                        assert told == (message.utterances, message.steps, message.loss)
+            if message.client not in SENT[name]:
+                assert numbers_of(message) == numbers_of(whole[message.client])
+            # What was accepted can be read: tensors of the right size, and Kaldi's matrices.
+            for tensor, (shape, _) in SPEC.items():
+                assert row_of(message, tensor).shape == shape
+            table = (folder / f"features.{message.client}.scp").read_text().splitlines()
+            shapes = [kaldiio.load_mat(f"{folder}/{line.split()[1]}").shape for line in table]
+            assert sum(length for length, _ in shapes) == message.frames
+            assert {width for _, width in shapes} == {WIDTH} and len(shapes) == message.utterances
