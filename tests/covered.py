@@ -128,6 +128,8 @@ def measure(out: Path, arguments: list[str]) -> int:
         environment.pop("PYTEST_CURRENT_TEST", None)
         command = [sys.executable, "-m", "pytest", "-p", "tests.covered", *arguments]
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+        if not (folder / "seconds.jsonl").exists():
+            sys.exit(f"covered.py: pytest ran no test (exit status {code}): {out} is not written")
         lines = (folder / "seconds.jsonl").read_text().splitlines()
         paths = sorted((ROOT / "fedtools").rglob("*.py"))
         sources = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
