@@ -58,6 +58,7 @@ def make_run(
     detection: tuple[int, int] | None = None,
     evaluated: int = ROUNDS,
     data: Path | None = None,
+    train: str = "train",
     **options: object,
 ) -> Path:
     """Make an experiment of nine rounds, all of them evaluated; accuracy rises by 1 a round.
@@ -70,17 +71,18 @@ def make_run(
         options: options of the method.
     """
     path = root / place / f"seed{seed}"
-    task, network, method = place.split("/")
+    task, network, folder = place.split("/")
+    method = folder.partition(".")[0]
     data = data or Path("dump") / task
     config = CONFIG | {
-        "method": method.partition(".")[0],
+        "method": method,
         "method_conf": {"local_steps": 2, **options},
         "seed": seed,
         "rounds": ROUNDS,
         "clients": 0 if method == "centralized" else 2,
         "clients_per_round": 0.5,
         "sampling": "fixed",
-        "data": {"train": str(data / "train"), "test": str(data / "test")},
+        "data": {"train": str(data / train), "test": str(data / "test")},
         "model": {"network": network, "network_conf": SMALL[network]},
     }
     if method == "centralized":
@@ -88,7 +90,7 @@ def make_run(
     config |= {"task": "kws", "average": 1, "evaluate_every": 1, "keep_updates": False}
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config))
-    sums = {split: data / split / "sha256sums" for split in ("train", "test")}
+    sums = {split: data / of / "sha256sums" for split, of in (("train", train), ("test", "test"))}
     identities = {split: {"sha256sums": sha256(file)} for split, file in sums.items()}
     (path / "data.yaml").write_text(yaml.safe_dump(identities))
     (path / "classes.txt").write_text((data / "train" / "classes.txt").read_text())
@@ -404,6 +406,60 @@ def test_a_page_is_made_again_from_the_errors_of_clips(recipe):
     record.write_bytes(gzip.compress(content)[:-9])
     script(*again).fails(1, "cut off")
     assert not Path("RESULTS.md").exists()
+
+
+def make_server(clips: int, accuracy: float, named: int | None = None) -> Path:
+    """Make an experiment of a server that trains alone."""
+    train = f"server{clips}"
+    if not Path("dump/keywords", train).exists():
+        pack(Path("dump/keywords", train), {"sam": [clips, *[0] * (len(TWELVE) - 1)]}, TWELVE)
+    place = f"keywords/dscnn/centralized.server_clips={named or clips}"
+    return make_run(Path("exp"), place, accuracy, train=train)
+
+
+def test_servers_that_train_alone_are_rows_of_their_own(recipe):
+    make_run(Path("exp"), "keywords/dscnn/fedavg", 50)
+    make_run(Path("exp"), "keywords/dscnn/centralized", 60)
+    report().ok()
+    before = Path("RESULTS-mini-accuracy.png").read_bytes()
+    make_server(25, 45), make_server(7, 40)
+    done = report().ok()
+    names = [row[:2] for row in rows_of("accuracy (%) of federated training")]
+    # The mean of the last five of accuracies that rise by one.
+    assert names == [
+        ["Method", "keywords DSCNN"],
+        ["Server alone, 7 clips", "38.00 (1)"],
+        ["Server alone, 25 clips", "43.00 (1)"],
+        ["FedAvg", "48.00 (1)"],
+    ]
+    page, said = Path("RESULTS.md").read_text(), " ".join(done.out.split())
+    assert "ablations" not in page
+    # Nine rounds of 0.4 and 2 epochs by two clients are 10.8; nine epochs of 7 of 44 clips are 1.4.
+    computed = {row[0]: row[-1] for row in rows_of(": summary.")}
+    assert computed["Server alone, 7 clips"] == "13 %" and computed["FedAvg"] == "100 %"
+    text = "FedAvg reaches 48.0 % with 2 clients, whose clips stay with them. For as much, the "
+    text += "server would have had to label more than 25 clips itself (7 clips: 38.0 %, 25 clips: "
+    assert text in page and text in said
+    # Clients and clips are those of the federation.
+    assert row_of("clients and clips", "keywords", "mini")[1:3] == ["2", "44"]
+    assert row_of("(table 2)", "DSCNN", "keywords")[2] == "60.00 (1)"
+    costs = row_of("communication and computation", "keywords", "DSCNN", "Server alone, 7 clips")
+    assert costs[-3:] == ["9", "-", "-"]
+    assert Path("RESULTS-mini-accuracy.png").read_bytes() != before
+
+
+def test_servers_clips_are_counted(recipe):
+    make_run(Path("exp"), "keywords/dscnn/fedavg", 50)
+    make_server(7, 40, named=8)
+    report().fails(1, "server_clips is 7, but the folder says 8")
+
+
+def test_servers_share_the_test_clips(recipe):
+    make_run(Path("exp"), "keywords/dscnn/fedavg", 50)
+    path = make_server(7, 40) / "config.yaml"
+    path.write_text(path.read_text().replace("dump/keywords/test", "dump/words/test"))
+    refreeze(path.parent)
+    report().fails(1, "its data differ from those of exp/keywords/dscnn/fedavg/seed0")
 
 
 def test_experiments_that_are_not_finished_are_left_out_and_named(recipe):

@@ -2,7 +2,8 @@
 """Print the list of experiments, for utils/waves.py: tasks x networks x methods x seeds, ablations.
 
     experiments.py EXP DUMP --seeds "0 1" --tasks keywords --networks dscnn --methods "fedavg alt"
-        [--grid YAML] [--ablations clips|true] [--landscape-clips 100] [--pretrained FOLDER]
+        [--grid YAML] [--ablations clips|true] [--server-clips 25,67] [--landscape-clips 100]
+        [--pretrained FOLDER]
 
 A line is an experiment's folder, "-" since none waits for another, and options of `fedtools init`,
 separated by tabs. The script fails if centralised training is among the methods, but fewer than two
@@ -17,6 +18,9 @@ row. The list then has those of them that the other options select, and no ablat
         fedavg: 0 1 2 3 4
         fedavg.rounds=450: 0 1 2
         alo.private_steps=50,adversarial=0.1: 0
+
+With --server-clips 25,67, there are also rows `centralized.server_clips=25` and `=67`: a server
+that trains alone on the sets that prepare.py made, with the options of a section baseline, if any.
 
 Ablations, for the chosen tasks, networks, methods and seeds:
 
@@ -33,7 +37,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from options import OF_EXPERIMENT, ROW, changes_of
+from options import OF_EXPERIMENT, ROW, SERVER_CLIPS, changes_of, server_set, sizes
 
 from fedtools.files.clips import Clips, read_classes
 from fedtools.files.config import option_error, read_yaml, unknown
@@ -51,12 +55,16 @@ def line(options: argparse.Namespace, task: str, network: str, row: str, seed: s
     match = ROW.fullmatch(row)
     assert match
     method, *changed = match.groups(default="")
+    changes = dict(changes_of(*changed))
+    alone = changes.pop(SERVER_CLIPS, "")
     words = ["--method", method, "--seed", seed]
     for split in ("train", "valid", "test"):
-        words += ["--data", f"{split}={data}/{split}"]
-    for section in (f"networks.{network}", f"methods.{method}", of_task(data, method)):
+        of = server_set(alone) if alone and split == "train" else split
+        words += ["--data", f"{split}={data}/{of}"]
+    sections = [f"networks.{network}", f"methods.{method}", of_task(data, method)]
+    for section in [*sections, "baseline?"] if alone else sections:
         words += ["--section", section]
-    for option, value in changes_of(*changed):
+    for option, value in changes.items():
         section = "" if option in OF_EXPERIMENT else "method_conf."
         words += ["--set", f"{section}{option}={value}"]
         if option == "conserve":
@@ -116,9 +124,10 @@ def chosen_rows(
 
 
 def grid(options: argparse.Namespace) -> Iterator[list[str]]:
+    alone = [f"centralized.{SERVER_CLIPS}={clips}" for clips in options.server_clips]
     for task in options.tasks:
         for network in options.networks:
-            for method in options.methods:
+            for method in [*alone, *options.methods]:
                 for seed in options.seeds:
                     yield line(options, task, network, method, seed)
 
@@ -163,7 +172,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=str.split, default=[], help=default)
     has = "a configuration whose section grid, if it has one, has the rows"
     parser.add_argument("--grid", type=Path, metavar="YAML", help=has)
+    has_alone = "sizes of the sets of a server that trains alone"
     parser.add_argument("--ablations", choices=("true", "clips", "false"), default="false")
+    parser.add_argument("--server-clips", type=sizes, default=[], metavar="N,N,...", help=has_alone)
     parser.add_argument("--landscape-clips", type=int, default=0, help="0: no figure 4")
     parser.add_argument("--pretrained", default="", help="folder of the networks' model, if any")
     options = parser.parse_args()

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from runs import Run, Runs, network_title, title_of
-from tables import SYMBOLS, ablation, ablations
+from tables import SYMBOLS, ablation, ablations, varied
 
 from fedtools.files.drawing import drawing, every, line_style
 
@@ -20,10 +20,13 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
 
     Args:
         path: the PNG.
-        runs: runs of at least one federated method; bands are standard deviations over seeds.
+        runs: runs of at least one federated method; bands are standard deviations over seeds. If
+            servers train alone, their final accuracy and that of centralised training are levels.
         title: the title of the whole figure.
     """
     methods = runs.methods(True)
+    # A server's rounds are not those of a federation.
+    levels = [*runs.alone, ("centralized", "", "")] if runs.alone else []
     networks = list(dict.fromkeys(network for _, network in runs.columns))
     size = 2.4 * len(networks) + 1.2, 2.4 * len(runs.tasks) + 1.1
     with drawing(path, size) as figure:
@@ -33,6 +36,9 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
                 for index, method in enumerate(methods):
                     if found := runs.get(task, network, method):
                         _line(axes, found, title_of(method), index)
+                for index, setting in enumerate(levels, len(methods)):
+                    if found := runs.get(task, network, *setting):
+                        _level(axes, found, varied(*setting), index)
                 axes.set_title(f"{network_title(network)}, task {task}", fontsize=9)
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
             row[0].set_ylabel("Test accuracy (%)")
@@ -40,7 +46,8 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
             axes.set_xlabel("Round")
         shown = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
         figure.suptitle(title, fontsize=10, wrap=True)
-        names = [title_of(method) for method in methods if title_of(method) in shown]
+        names = [*map(title_of, methods), *(varied(*setting) for setting in levels)]
+        names = [name for name in names if name in shown]
         columns = min(len(names), max(3, 2 * len(networks)))
         lines = [shown[name] for name in names]
         figure.legend(lines, names, loc="outside lower center", ncols=columns)
@@ -54,6 +61,11 @@ def _line(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
     if spreads.any():
         band = {"color": line_style(index)["color"], "alpha": 0.15, "linewidth": 0}
         axes.fill_between(rounds, means - spreads, means + spreads, **band)
+
+
+def _level(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
+    mean, _ = mean_and_spread(run.lasting for run in runs)
+    axes.axhline(mean, label=name, color=line_style(index)["color"], linestyle="--", linewidth=1)
 
 
 def plot_ablation(path: str | Path, runs: Runs, title: str) -> None:

@@ -15,6 +15,8 @@ _PAIR = r"[a-z_]+=[^=,]+"
 ROW = re.compile(rf"([a-z0-9_]+)(?:\.((?:{_PAIR},)*[a-z_]+)=([^=,]+))?")
 # Options among these that belong to the experiment and not to its method.
 OF_EXPERIMENT = ("rounds",)
+# The option of a row whose training data are the server's own: the number of its clips.
+SERVER_CLIPS = "server_clips"
 
 
 def whole(text: str) -> int:
@@ -22,6 +24,19 @@ def whole(text: str) -> int:
     if not re.fullmatch(r"[1-9][0-9]*", text):
         raise argparse.ArgumentTypeError("expected a whole number of at least 1")
     return int(text)
+
+
+def sizes(text: str) -> list[int]:
+    """Read different whole numbers from 1, separated by commas."""
+    found = [whole(one) for one in text.split(",")]
+    if len(set(found)) != len(found):
+        raise argparse.ArgumentTypeError("a number is given twice")
+    return found
+
+
+def server_set(clips: int | str) -> str:
+    """Return the name of the set with so many of the server's clips."""
+    return f"server{clips}"
 
 
 def png(text: str) -> Path:

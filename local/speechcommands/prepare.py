@@ -3,7 +3,8 @@
 
     prepare.py CORPUS OUT
 
-writes OUT/keywords and OUT/words, each with the data directories train, valid and test, and
+writes OUT/keywords and OUT/words, each with the data directories train, valid and test, those of
+--server-clips (server<N>, the first N clips of valid by a key of the seed and the clip), and
 classes.txt (a label a line, in the order of the class indices); OUT/noise.scp, the recordings
 of background noise; and OUT/notes.txt, notes on the data. CORPUS is Google's version 1 (30 words)
 or 2 (35 words), or another in the same layout, with any words:
@@ -59,7 +60,7 @@ from pathlib import Path
 import corpus
 from corpus import SETS, SILENCE, UNKNOWN, Clip, Dropped
 from made_noise import NOTE, make_noise
-from options import whole
+from options import server_set, sizes, whole
 from silence import PIECE_CLIPS, cut_silence, share_noise
 
 from fedtools.files.atomic import write_text
@@ -78,7 +79,7 @@ ALIASES = {"12": KEYWORD_TASK, "35": WORD_TASK}
 KEYWORDS_TO_ONE = 10
 ALONE = "make only --task words (run.sh: --tasks words)"
 Sets = dict[str, list[Clip]]
-"""train, valid and test."""
+"""train, valid and test, and what a server trains on alone."""
 
 
 @dataclass
@@ -184,6 +185,19 @@ def construct(
                             remedy=remedy)  # fmt: skip
 
 
+def add_server_sets(task: Task, options: argparse.Namespace) -> None:
+    """Add the sets of a server that trains alone: for each size, the first clips of valid."""
+    clips = task.sets["valid"]
+    # Every larger set contains the smaller ones.
+    clips = sorted(clips, key=lambda clip: seed64(options.seed, "server", clip.name))
+    for size in options.server_clips:
+        if size > len(clips):
+            problem = f"task {task.name} has {len(clips)} clips in valid, not {size}"
+            remedy = "lower --server-clips"
+            raise UserError(problem, path=options.corpus, remedy=remedy)
+        task.sets[server_set(size)] = clips[:size]
+
+
 # --- writing --------------------------------------------------------------------------------------
 
 
@@ -284,6 +298,7 @@ def prepare(options: argparse.Namespace) -> None:
     tasks = make_tasks(sets, noise, options, notes)
     for task in tasks:
         construct(task, archive, options, notes)
+        add_server_sets(task, options)
     write_tasks(options.out, tasks)
     write_table(options.out / "noise.scp", {clip.name: str(clip.path) for clip in noise})
     report(tasks, options.split, notes)
@@ -355,6 +370,8 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     least = "leave clients with fewer clips out of train (default: "
     least += f"{Clips.paper_min_clips} with --split paper, otherwise {Clips.min_clips})"
     add("--min-clips", type=whole, metavar="N", help=least)
+    alone = "sizes of the sets of a server that trains alone, 25,67: the first clips of valid"
+    add("--server-clips", type=sizes, default=[], metavar="N,N,...", help=alone)
     seed = "random seed of unknown and silence clips (default: 0)"
     add("--seed", type=int, default=0, help=seed)
     length = "length of a clip, and of the silence that is cut from noise (default: %(default)g)"

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from learnt import learnt
 from record import Section, page_with, write_record
 from runs import Runs, read_runs
 from summary import note_of, rows_of, summary_of
@@ -46,6 +48,8 @@ from fedtools.score.detection import DEFINITION
 from fedtools.score.last_evaluations import LAST
 
 PAPER = "Li et al. 2022"
+# Of text on the terminal.
+WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class KeywordPage(Page):
     references: Sequence[str] = ()
 
 
-def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> Summary:
+def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> tuple[Summary, str]:
     """Write a section of RESULTS.md: provenance of the figures, tables, and pictures.
 
     Args:
@@ -74,7 +78,7 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> Summa
         page: the section's other contents.
 
     Returns:
-        The summary, which is the section's first table.
+        The summary, which is the section's first table, and the text below it, if any.
 
     Raises:
         UserError: if there is no complete experiment, a file is malformed, experiments of a task
@@ -93,6 +97,8 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> Summa
     if not places_drawn(runs):
         del pictures["detection"]
     title, *below = _section(path, runs, page, pictures)
+    if text := learnt(runs):
+        below = [text, *below]
     head = [title, _provenance(path, runs, page)]
     reading = f"**{_caption(runs, page)}: summary.** {note_of(rows)}"
     section = Section(page.section, page.corpus.caption, [*head, reading], below)
@@ -107,7 +113,7 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> Summa
     if all(row.counts for row in rows):
         write_record(record_file(path, page.section), section, rows)
     write_text(path, new)
-    return summary
+    return summary, text
 
 
 def picture_path(path: Path, page: Page, name: str) -> Path:
@@ -163,7 +169,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         ]
     if "detection" in pictures:
         parts.append(image(f"False rejects and accepts, {caption}", pictures["detection"].name))
-    if any(setting.option for setting in runs.complete):
+    if any(setting.option and not setting.alone for setting in runs.complete):
         ablated = ablation_table(runs, page.references)
         parts += [
             f"**{caption}: ablations, accuracy (%)** (figure 3), as in figure 2. "
@@ -233,8 +239,10 @@ def main() -> None:
         own = {"paper": options.published, "config": options.config, "notes": notes}
         own["references"] = options.reference
         page = page_of(parser, options, KeywordPage, **own)
-        summary = write_report(options.root, options.results, page)
+        summary, text = write_report(options.root, options.results, page)
         print(on_terminal(page.corpus.caption, summary, sys.stdout), end="")
+        if text:
+            print(f"\n{textwrap.fill(text, WIDTH)}")
 
 
 if __name__ == "__main__":

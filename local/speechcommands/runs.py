@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from options import OF_EXPERIMENT, ROW, canonical, changes_of
+from options import OF_EXPERIMENT, ROW, SERVER_CLIPS, canonical, changes_of
 
 from fedtools.audio.mfcc import frames_of
 from fedtools.client.options import ClipTraining
@@ -59,6 +59,11 @@ class Setting(NamedTuple):
     option: str = ""
     value: str = ""
 
+    @property
+    def alone(self) -> bool:
+        """Return whether a server trains on its own clips, without clients'."""
+        return (self.method, self.option) == ("centralized", SERVER_CLIPS)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -96,6 +101,11 @@ class Run:
         return self.experiment.options
 
     @property
+    def alone(self) -> bool:
+        """Return whether a server trains on its own clips, without clients'."""
+        return self.setting.alone
+
+    @property
     def lasting(self) -> float:
         """Return the final accuracy: the mean of the last five evaluations, without the start."""
         return statistics.fmean(self.accuracy[at] for at in last_of(self.accuracy))
@@ -104,8 +114,10 @@ class Run:
         """Return the value of an option that a folder may name, in the folders' format."""
         if option in OF_EXPERIMENT:
             return canonical(getattr(self.options, option))
+        if option == SERVER_CLIPS:
+            return canonical(len(Clips.read(data_of(self.experiment, "train")).labels))
         if not hasattr(self.method, option):
-            known = [*vars(self.method), *OF_EXPERIMENT]
+            known = [*vars(self.method), *OF_EXPERIMENT, SERVER_CLIPS]
             raise UserError(f"{self.setting.method}: {unknown(option, known)}", path=self.path)
         return canonical(getattr(self.method, option))
 
@@ -259,6 +271,12 @@ class Runs:
         return sorted(chosen, key=lambda name: (METHODS.get(name, name).rank, name))
 
     @property
+    def alone(self) -> list[tuple[str, str, str]]:
+        """Return method, option and value of each server that trains alone, by its clips."""
+        found = {setting[2:] for setting in self.complete if setting.alone}
+        return sorted(found, key=lambda one: float(one[2]))
+
+    @property
     def places(self) -> Iterator[tuple[str, str, str]]:
         """Yield task, network and method of every row of a table, those without clients last."""
         methods = self.methods(True, False) + self.methods(False, False)
@@ -266,17 +284,28 @@ class Runs:
 
     @cached_property
     def data(self) -> dict[str, Facts]:
-        """Return task -> its data, which all its experiments must share."""
+        """Return task -> its data, which all its experiments must share.
+
+        A server that trains alone shares only the data of other splits.
+        """
         facts: dict[str, Facts] = {}
         for task in self.tasks:
             runs = self.having(task=task)
-            for run in runs[1:]:
-                if run.options.data != runs[0].options.data:
-                    problem = f"its data differ from those of {runs[0].path}"
-                    raise UserError(problem, path=run.where, remedy="report them separately")
+            whole = next((run for run in runs if not run.alone), runs[0])
             for run in runs:
-                # Checked for each run, because the folders may have changed between their starts.
-                train, test = (data_of(run.experiment, split) for split in ("train", "test"))
+                own, shared = dict(run.options.data), dict(whole.options.data)
+                if run.alone:
+                    for data in (own, shared):
+                        data.pop("train", None)
+                if own != shared:
+                    problem = f"its data differ from those of {whole.path}"
+                    raise UserError(problem, path=run.where, remedy="report them separately")
+            # Checked for each run, because the folders may have changed between their starts.
+            found = {
+                run.path: [data_of(run.experiment, split) for split in ("train", "test")]
+                for run in runs
+            }
+            train, test = found[whole.path]
             clips = Clips.read(train)
             sizes = dict(zip(clips.clients, clips.sizes.tolist(), strict=True))
             tested = Clips.read(test).utterances

@@ -48,7 +48,7 @@ class Row:
 
 
 def rows_of(runs: Runs) -> list[Row]:
-    """Return the rows of all methods, the federated ones first.
+    """Return the rows of all methods, after those of servers alone, the federated ones first.
 
     Raises:
         UserError: if errors by clip are malformed, or do not give the accuracies.
@@ -59,9 +59,12 @@ def rows_of(runs: Runs) -> list[Row]:
 def _rows(runs: Runs, place: tuple[str, str]) -> Iterator[Row]:
     sizes = runs.data[place[0]].sizes
     where = f", {place[0]} {network_title(place[1])}" * (len(runs.columns) > 1)
-    for setting in [(one, "", "") for one in [*runs.methods(True), *runs.methods(False)]]:
+    methods = [*runs.methods(True), *runs.methods(False)]
+    for setting in [*runs.alone, *((one, "", "") for one in methods)]:
         if found := runs.get(*place, *setting):
             costs = [run.costs(sizes) for run in found]
+            # An epoch of a server alone is shorter than one of all clients' clips.
+            share = float(setting[2]) / sum(sizes.values()) if setting in runs.alone else 1
             counted = all((run.path / ERRORS).exists() for run in found)
             yield Row(
                 " ".join(place),
@@ -69,7 +72,9 @@ def _rows(runs: Runs, place: tuple[str, str]) -> Iterator[Row]:
                 {run.seed: run.lasting for run in found},
                 {run.seed: _counts(run) for run in found if counted},
                 statistics.fmean(cost["Comm."] for cost in costs) / len(sizes),
-                statistics.fmean(cost["Client epochs"] + cost["Server epochs"] for cost in costs),
+                statistics.fmean(
+                    cost["Client epochs"] + share * cost["Server epochs"] for cost in costs
+                ),
             )
 
 

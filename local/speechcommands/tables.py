@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from differences import accuracy_difference
-from options import changes_of
+from options import SERVER_CLIPS, changes_of
 from runs import (
     COSTS,
     Run,
@@ -221,9 +221,12 @@ def named(runs: Runs, name: str) -> list[list[Run]]:
 
 
 def accuracy_table(runs: Runs, references: Sequence[str] = ()) -> AccuracyTable:
-    """Return the table of figure 2: final accuracy of every method, network and task."""
-    methods = runs.methods(True)
-    rows = {title_of(one): [runs.get(*place, one) for place in runs.columns] for one in methods}
+    """Return the table of figure 2: final accuracy of every method, network and task.
+
+    Servers that train alone come first, the one with the fewest clips at the beginning.
+    """
+    settings = [*runs.alone, *((one, "", "") for one in runs.methods(True))]
+    rows = {varied(*one): [runs.get(*place, *one) for place in runs.columns] for one in settings}
     return AccuracyTable(runs, rows, references)
 
 
@@ -240,7 +243,7 @@ def ablation_table(runs: Runs, references: Sequence[str] = ()) -> AccuracyTable:
         title_of(method): [runs.get(*place, method) for place in runs.columns]
         for method in ("fedavg", "alt", "alo", "fedkws_ui")
     }
-    changed = {(at.method, at.option) for at in runs.complete if at.option}
+    changed = {(at.method, at.option) for at in runs.complete if at.option and not at.alone}
     # The paper's options first, in its order.
     ranks = {pair: (pair[0], [*SYMBOLS, pair[1]].index(pair[1]), pair[1]) for pair in changed}
     for method, option in sorted(changed, key=ranks.__getitem__):
@@ -329,6 +332,8 @@ def cost_table(runs: Runs) -> str:
 
 def varied(method: str, option: str, value: str) -> str:
     """Return a method's name in tables, with its changed options."""
+    if (method, option) == ("centralized", SERVER_CLIPS):
+        return f"Server alone, {value} clips"
     changed = changes_of(option, value)
     return "".join([title_of(method), *(f", {SYMBOLS.get(one, one)} = {v}" for one, v in changed)])
 
