@@ -2,18 +2,22 @@
 
     python tests/net.py                       compare with what is recorded in tests/net.tsv
     python tests/net.py --record              record
-    python tests/net.py --only asr-fedavg lm  cases whose names start like these
+    python tests/net.py --only asr-fedavg lm  this case, and those whose names start like that
     python tests/net.py --against REF         compare with another commit, on any machine
 
 Every case runs in one job, in three, killed and resumed, and in two ranks, and must write the same
 bytes each time. Files with times, hosts, paths and versions are left out. Bytes depend on the
-processor and on torch: on other machines than the recording one, only the ways are compared with
-each other.
+processor, on torch, and those of pictures on matplotlib: on other machines than the recording one,
+only the ways are compared with each other. A commit that moves code passes `--against` its parent,
+which runs both on this machine. Cases that the other commit does not have, and cannot run, are
+listed.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib
 import os
 import platform
 import shutil
@@ -23,17 +27,22 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
-from net_cases import CASES, WORLD_COMMANDS, made, make_worlds
-from net_ways import FAILED, Hashes, Runner, begin, raise_failed, wait
+from net_cases import CASES
+from net_ways import FAILED, Failed, Hashes, Runner, begin, raise_failed, wait
+from net_worlds import NEEDS, PLUGIN, TORCHLESS, WORLDS, made
 
+# Stands for the files of a case with which there is nothing to compare.
+NEW = "(not recorded)"
 TESTS = Path(__file__).resolve().parent
 ROOT, TABLE = TESTS.parent, TESTS / "net.tsv"
 
 
 def machine() -> str:
     """Return the properties of the machine that bytes depend on."""
+    import matplotlib
     import torch
 
     vendor = platform.processor() or platform.machine()
@@ -42,18 +51,80 @@ def machine() -> str:
         if line.startswith("vendor_id"):
             vendor = line.split(":")[1].strip()
             break
-    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {vendor}"
+    versions = f"torch {torch.__version__}, matplotlib {matplotlib.__version__}"
+    return f"{versions}, {torch.backends.cpu.get_cpu_capability()}, {vendor}"
+
+
+# Modules that commands import at run time: of all cases, and of those on pretrained models.
+THIRD = (
+    *("espnet2.asr.espnet_model", "torch._dynamo", "numpy.random", "scipy.stats"),
+    *("matplotlib.pyplot", "matplotlib.backends.backend_agg", "sentencepiece"),
+    *("flashlight.lib.text.decoder.kenlm", "kenlm"),
+)
+PRETRAINED = ("transformers.models.whisper.modeling_whisper",)
+
+
+def preload(worlds: Iterable[str]) -> None:
+    """Import what commands need, once; start no thread."""
+    import typer
+
+    sys.path.insert(0, str(ROOT))
+    import fedtools.cli
+
+    files = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / "fedtools").rglob("*.py"))
+    names = [".".join(path.parts).removesuffix(".__init__") for path in sorted(files)]
+    names = [name for name in names if not name.endswith("__main__")] + [*THIRD]
+    if {*worlds} <= TORCHLESS:
+        names = [f"fedtools.cli.{group}" for group in fedtools.cli.GROUPS]
+    if {*worlds} & {"whisper", "clips"}:
+        names += PRETRAINED
+    for name in names:
+        importlib.import_module(name)
+    # `main` calls it without arguments in both forms; building it takes longer than most commands.
+    if isinstance(fedtools.cli.app, typer.Typer):
+        fedtools.cli.app = typer.main.get_command(fedtools.cli.app)
+    # A collection in a child would write to, and so copy, every page of these objects.
+    gc.collect()
+    gc.freeze()
+
+
+def make_worlds(worlds: Sequence[str], root: Path) -> dict[str, str]:
+    """Make worlds by the tests' own builders, and return why some could not be made."""
+    failed = {}
+    for world in worlds:
+        make, lines = WORLDS[world]
+        path, log = root / world, root / f"{world}.log"
+        prepare = (lambda: None) if path.exists() else partial(make, path)
+        child = begin([line.split() for line in lines], root, log, prepare)
+        try:
+            raise_failed(wait(child), log)
+        except Failed as error:
+            failed[world] = str(error)
+    return failed
+
+
+def worlds_of(names: Iterable[str]) -> list[str]:
+    needed = {CASES[name].world for name in names}
+    needed |= {NEEDS[world] for world in needed if world in NEEDS}
+    return [world for world in WORLDS if world in needed]
 
 
 def run_cases(names: Sequence[str], root: Path, workers: int) -> Hashes:
-    """Run cases, `workers` at the same time."""
-    from fork_server import preload
-
-    preload(["fedtools.federation.rounds", "espnet2.asr.espnet_model", "torch._dynamo"])
-    make_worlds(root)
-    commands, log = [line.split() for line in WORLD_COMMANDS], root / "log"
-    raise_failed(wait(begin(commands, root, log)), log)
-    left, running, found = list(names), {}, {}
+    """Run cases, `workers` at the same time; what could not be run is in the results, too."""
+    worlds = worlds_of(names)
+    os.environ.pop("FEDTOOLS_PATH", None)
+    if "counts" in worlds:
+        # Methods of a user are found when the package is imported.
+        WORLDS["counts"][0](root / "counts")
+        os.environ["FEDTOOLS_PATH"] = str(root / PLUGIN)
+    preload(worlds)
+    failed = make_worlds(worlds, root)
+    found = {
+        (name, f"{FAILED} world"): failed[CASES[name].world]
+        for name in names
+        if CASES[name].world in failed
+    }
+    left, running = [name for name in names if CASES[name].world not in failed], {}
     while left or running:
         while left and len(running) < workers:
             name = left.pop(0)
@@ -61,9 +132,10 @@ def run_cases(names: Sequence[str], root: Path, workers: int) -> Hashes:
         child, status = os.waitpid(-1, 0)
         name = running.pop(child)
         if status:
-            raise SystemExit(f"net.py: {name}: see above")
-        found |= read(found_in(root, name))
-        shutil.rmtree(root / "runs" / name)
+            found[name, f"{FAILED} case"] = f"status {status}: see above"
+        else:
+            found |= read(found_in(root, name))
+        shutil.rmtree(root / "runs" / name, ignore_errors=True)
     return found
 
 
@@ -104,6 +176,15 @@ def recorded(table: Path) -> tuple[str, Hashes]:
     return table.read_text().partition("\n")[0].removeprefix("# "), read(table)
 
 
+def recorded_here(table: Path, names: Iterable[str]) -> Hashes | None:
+    """Return the rows of some cases, or nothing if they are of another kind of machine."""
+    about, rows = recorded(table)
+    if about != machine():
+        print(f"recorded with {about}; here is {machine()}: only ways are compared")
+        return None
+    return {key: value for key, value in rows.items() if key[0] in names}
+
+
 def compared(ours: Hashes, theirs: Hashes | None) -> list[tuple[str, str, str]]:
     """Return rows of (method, file, way) that differ; `theirs` None compares the ways alone."""
     rows = []
@@ -115,8 +196,8 @@ def compared(ours: Hashes, theirs: Hashes | None) -> list[tuple[str, str, str]]:
             rows.append((case, name, way))
     if theirs is not None:
         own = {key: value for key, value in ours.items() if not is_fault(key[1])}
-        there = {case for case, _ in theirs}
-        rows += [(case, "(not recorded)", "all") for case in sorted({c for c, _ in own} - there)]
+        there = cases_of(theirs)
+        rows += [(case, NEW, "all") for case in sorted({c for c, _ in own} - there)]
         rows += [
             (*key, "all" if key in own and key in theirs else "gone" if key in theirs else "new")
             for key in sorted(own.keys() | theirs.keys())
@@ -125,34 +206,52 @@ def compared(ours: Hashes, theirs: Hashes | None) -> list[tuple[str, str, str]]:
     return rows
 
 
+def cases_of(hashes: Hashes) -> set[str]:
+    """Return the cases that were run."""
+    return {case for case, file in hashes if not is_fault(file)}
+
+
 def is_fault(file: str) -> bool:
     """Return whether it is not a file but a report of how a way failed or differed."""
     return file.startswith(FAILED) or file.endswith(")")
 
 
-def hashes_at(ref: str, names: Sequence[str], folder: Path, workers: int) -> Hashes:
-    """Return the hashes of another commit, by this program and that commit's builders."""
+def hashes_at(
+    ref: str, names: Sequence[str], folder: Path, workers: int
+) -> tuple[Hashes, dict[str, str]]:
+    """Return what another commit writes, by this program and that commit's builders.
+
+    Returns:
+        hashes, and why each case that is new since then cannot be run there.
+    """
     tree, out = folder / "tree", folder / "theirs.tsv"
     git = ["git", "-C", str(ROOT), "worktree"]
     subprocess.run([*git, "add", "--quiet", "--detach", str(tree), ref], check=True)
     try:
+        known = (tree / "tests" / "net_cases.py").read_text()
         for file in TESTS.glob("net*.py"):
             shutil.copy(file, tree / "tests")
         command = [sys.executable, str(tree / "tests" / "net.py"), "--write", str(out)]
         command += ["--workers", str(workers), "--only", *names]
         subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tree)}, check=True)
-        return read(out)
+        theirs = read(out)
     finally:
         subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+    lacking = {name for name in names if f'"{name}"' not in known} - cases_of(theirs)
+    return theirs, {case: why for (case, _), why in theirs.items() if case in lacking}
 
 
-def chosen(prefixes: Iterable[str] | None) -> list[str]:
-    if prefixes is None:
+def chosen(names: Iterable[str] | None) -> list[str]:
+    """Return the cases of some names, or whose names start like one that is no case's."""
+    if names is None:
         return list(CASES)
-    for prefix in prefixes:
-        if not any(name.startswith(prefix) for name in CASES):
-            raise SystemExit(f"net.py: no case {prefix!r}; there are {', '.join(CASES)}")
-    return [name for name in CASES if name.startswith(tuple(prefixes))]
+    found = set()
+    for name in names:
+        some = {name} if name in CASES else {case for case in CASES if case.startswith(name)}
+        if not some:
+            raise SystemExit(f"net.py: no case {name!r}; there are {', '.join(CASES)}")
+        found |= some
+    return [case for case in CASES if case in found]
 
 
 def show(rows: Sequence[tuple[str, str, str]]) -> None:
@@ -166,7 +265,7 @@ def show(rows: Sequence[tuple[str, str, str]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--record", action="store_true", help="write tests/net.tsv")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases with this prefix")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these cases, or this prefix")
     parser.add_argument("--against", metavar="REF", help="compare with a commit")
     parser.add_argument("--table", type=Path, default=TABLE, help="default: tests/net.tsv")
     parser.add_argument("--write", type=Path, metavar="TSV", help="write hashes, compare nothing")
@@ -178,9 +277,10 @@ def main() -> None:
         if options.write:
             write(options.write, ours)
             return
-        theirs = None
+        theirs: Hashes | None = None
+        new: dict[str, str] = {}
         if options.against:
-            theirs = hashes_at(options.against, names, Path(folder), options.workers)
+            theirs, new = hashes_at(options.against, names, Path(folder), options.workers)
     if options.record:
         if not any(is_fault(file) for _, file in ours):
             about, table = recorded(options.table)
@@ -189,12 +289,12 @@ def main() -> None:
             others = {key: value for key, value in kept.items() if key[0] in set(CASES) - {*names}}
             write(options.table, others | ours, [machine()])
     elif not options.against:
-        about, table = recorded(options.table)
-        if about == machine():
-            theirs = {key: value for key, value in table.items() if key[0] in names}
-        else:
-            print(f"recorded with {about}; here is {machine()}: only ways are compared")
-    rows = compared(ours, theirs)
+        theirs = recorded_here(options.table, names)
+    rows = [row for row in compared(ours, theirs) if row[:2] not in {(one, NEW) for one in new}]
+    for name, why in new.items():
+        print(f"{name}: new since {options.against}, which cannot run it: {why}")
+    if new and not {*names} - {*new}:
+        raise SystemExit(f"net.py: {options.against} can run none of these cases")
     if rows:
         show(rows)
     spent = time.monotonic() - begun

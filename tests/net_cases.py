@@ -1,11 +1,11 @@
-"""The experiments of tests/net.py, and the small worlds that they start from."""
+"""The experiments of tests/net.py; net_worlds.py has the small worlds that they start from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
+from net_worlds import INIT
 
 
 @dataclass(frozen=True)
@@ -13,11 +13,12 @@ class Case:
     """An experiment, and the commands run on its models.
 
     Attributes:
-        world: the folder of its data, and of a configuration <world>.yaml.
+        world: the folder of its data, and of a configuration config.yaml.
         settings: options in the form of `--set`.
         measured: the split that models are measured on, if any.
-        after: commands, of which EXP is the experiment, WORLD the data and OUT a folder; they are
-            run only after the first way.
+        after: commands, of which EXP is the experiment, PLACE the same from the folder of worlds,
+            WORLD the data and OUT a folder; they are run only after the first way.
+        init: further words of `init`.
     """
 
     world: str
@@ -25,11 +26,18 @@ class Case:
     settings: tuple[str, ...] = ()
     measured: str = ""
     after: tuple[str, ...] = ()
+    init: tuple[str, ...] = ()
 
 
 EXTRACTOR = 'method_conf.personal=["encoder.embed.*", "encoder.encoders.0.*"]'
 CONTINUOUS = ("training.labels=continuous", "training.decay=0.7")
 STAGES = (EXTRACTOR, "rounds=6", "method_conf.stage1=2", "method_conf.stage2=2")
+UPPER = "model.adapt={rank: 2, targets: ['layers.2.*']}"
+QUIET = "training.augment={time_shift_ms: 0, noise_volume: 0.0}"
+LAYERS = 'method_conf.personal=["encoder.layers.[0-1].*"]'
+# So that training is saved, and a kill may fall, between any two steps.
+OFTEN = ("training.save_interval_steps=1",)
+STEPS = ("training.batch_bins=1500", *OFTEN)
 ANEW = "training.keep_teacher=false"
 HEADS = ("model.network_conf.head_share=0.6", "method_conf.private=head")
 MEAN = "average EXP --best 1"
@@ -38,6 +46,23 @@ GREEDY = "decode EXP WORLD/valid OUT/greedy --model round:2"
 CROSSED = "cross WORLD/valid OUT/cross.tsv {}=EXP"
 ADAPTED = ("adapt EXP WORLD/new OUT/adapted --epochs 2", "rounds OUT/adapted")
 TUNED = ("tune OUT/average WORLD/valid OUT/weights.yaml", "best-path OUT/average")
+CHARACTERS = ("--asset", "tokens=whisper/tokens")
+PIECES = ("--asset", "tokens=whisper/model")
+FEW = "--others 0 --resamples 20"
+# Sections of a page, and their pictures, have names that are made from the path.
+ATTACKED = (
+    f"attack weights PLACE OUT/attacks --set weights.scores=parts {FEW}",
+    "attack footprints PLACE OUT/footprints --indicator WORLD/indicator --round 1",
+    f"attack a1 OUT/footprints OUT/attacks {FEW}",
+    "attack membership PLACE OUT/attacks --round 1 --each 2 --references 2 --shadows 1 "
+    "--resamples 20",
+    GREEDY,
+    "best-path OUT/greedy",
+    "score WORLD/valid OUT/greedy/text OUT/score --resamples 20",
+    "report OUT/RESULTS.md --section mini --corpus made --release 1 --row FedAvg=PLACE:OUT/score "
+    "--plot OUT/wer.png --date 2026-01-01 --command net.py",
+    "attack card PLACE --results OUT/attacks --page OUT/RESULTS.md",
+)
 SWEPT = "rescore-sweep WORLD/train OUT/sweep.tsv --set rounds=3 --vary alpha=0,0.5"
 
 
@@ -58,6 +83,23 @@ def fmp(*settings: str, privacy: str = "", after: tuple[str, ...] = ()) -> Case:
         settings = (*settings, f"method_conf.privacy={{{privacy}}}")
         after = (*after, "privacy EXP")
     return Case("rescore", "fmp", settings, "", ("rescore-best EXP OUT", *after))
+
+
+def lora(combine: str) -> Case:
+    how = f"model.adapt={{rank: 2, targets: ['*linear_q', '*linear_v'], combine: {combine}}}"
+    start = ("--start", "asr/begun/init.safetensors")
+    return Case("asr", "fedavg", (how,), "valid", (MEAN, GREEDY), start)
+
+
+def whisper(method: str, *settings: str, kind: str = "ctc") -> Case:
+    """Return a case that trains adapters of Whisper's encoder, or of all of it, without text."""
+    settings = (f"model.criterion={kind}", "training.labels=continuous", *settings)
+    init = PIECES if kind == "seq2seq" else CHARACTERS
+    return Case("whisper", method, (*settings, "training.decay=0.5"), init=init)
+
+
+def clips(*settings: str) -> Case:
+    return Case("clips", "fedavg", settings)
 
 
 def _protected(**more: str) -> str:
@@ -86,6 +128,21 @@ CASES = {
         "decouplefl", *CONTINUOUS, *STAGES, "method_conf.speaker_invariance=1.0"
     ),
     "asr-joint": asr("joint", EXTRACTOR, after=(*AVERAGED, CROSSED)),
+    "asr-client-often": asr("client", *STEPS),
+    "asr-centralized-often": asr("centralized", *CONTINUOUS, *STEPS),
+    "asr-fedextract-often": asr("fedextract", EXTRACTOR, "method_conf.keep_optimizer=true", *STEPS),
+    "asr-decouplefl-often": asr(
+        *("decouplefl", *CONTINUOUS, *STAGES, "method_conf.speaker_invariance=1.0", *STEPS)
+    ),
+    "asr-lora-mean": lora("mean"),
+    "asr-lora-fixed_a": lora("fixed_a"),
+    "asr-lora-svd": lora("svd"),
+    "asr-lora-residual": lora("residual"),
+    "whisper-ctc": whisper("fedavg"),
+    "whisper-seq2seq": whisper("fedavg", kind="seq2seq"),
+    "whisper-frozen": whisper("fedavg", UPPER, "model.cache_frozen=true"),
+    "whisper-decouplefl": whisper("decouplefl", LAYERS, *STAGES[1:]),
+    "voices-fedavg": Case("voices", "fedavg", (), "valid", ATTACKED),
     "kws-fedavg": kws("fedavg"),
     "kws-fedavg-personal": kws("fedavg", 'method_conf.personal=["head.*"]'),
     "kws-centralized": kws("centralized"),
@@ -96,9 +153,18 @@ CASES = {
     "kws-fedkws_ui-head": kws("fedkws_ui", *HEADS, "method_conf.smooth_by_utility=true"),
     "kws-alo": kws("alo"),
     "kws-alt": kws("alt"),
+    # A stack has no checkpoints.
+    "kws-fedkws_ui-often": kws("fedkws_ui", *HEADS, *OFTEN, "training.stack=1"),
+    "kws-lora": Case(
+        *("kws", "fedavg", ("model.adapt={rank: 2, targets: ['pointwise*', first]}",), "valid"),
+        *((MEAN,), ("--start", "kws/begun/init.safetensors")),
+    ),
+    "clips-whisper": clips(),
+    "clips-frozen": clips(UPPER, "model.cache_frozen=true", QUIET),
     "lm-fedavg": lm("fedavg"),
     "lm-fedopt": lm("fedopt"),
     "lm-fedprox": lm("fedprox", "method_conf.proximal=0.7"),
+    "lm-fedopt-often": lm("fedopt", *OFTEN),
     "rescore-fmp": fmp("method_conf.scale=0.8", after=(SWEPT,)),
     "rescore-fmp-increments": fmp("method_conf.sends=increments", "clients_per_round=2"),
     "rescore-fmp-laplace": fmp(
@@ -112,62 +178,30 @@ CASES = {
     "rescore-fmp-paper": fmp(
         privacy="mechanism: paper, epsilon: 1.0", after=(f"{SWEPT} --set mechanism=paper",)
     ),
+    "counts": Case("counts", "counting", (), "train"),
 }
-
-# --- worlds
-
-
-def make_worlds(root: Path) -> None:
-    """Make data of each task and a configuration next to them, by the tests' own builders."""
-    # Imported here, since only processes other than the one that forks may use them.
-    import keyword_world
-    import keywords
-    import simulated
-
-    worlds = {name: root / name for name in ("asr", "kws", "lm", "rescore")}
-    asr_world = worlds["asr"]
-    clients = ["au", "en", "in"]
-    simulated.data_dir(asr_world / "train", clients, 4)
-    simulated.data_dir(asr_world / "valid", clients, 2, seed=1)
-    simulated.data_dir(asr_world / "new", ["nz", "sa"], 4, seed=2)
-    simulated.config_file(asr_world / "config.yaml", rounds=3, clients_per_round=2)
-    kws_world = keyword_world.make_world(made(worlds["kws"]))
-    (kws_world / "valid").symlink_to("test")
-    changed = {"rounds": 2, "evaluate_every": 1, "clients_per_round": 4, "keep_updates": True}
-    keywords.config_file(kws_world / "config.yaml", **keyword_world.CONFIG | changed)
-    _language(worlds["lm"])
-    (made(worlds["rescore"]) / "config.yaml").write_text("{task: rescore, rounds: 3}\n")
-    (worlds["rescore"] / "train").symlink_to("../lm/made")
-
-
-def made(path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def _language(world: Path) -> None:
-    import numpy as np
-    from rescored_world import WORDS, make_stream
-
-    make_stream(world / "made")
-    random = np.random.default_rng(1)
-    lines = [" ".join(random.choice(WORDS, 3)) for _ in range(60)]
-    (world / "plain").write_text("".join(f"{line}\n" for line in lines))
-    sizes = {"embed_unit": 8, "att_unit": 8, "head": 2, "unit": 16, "layer": 1}
-    options = {"lm_conf": sizes | {"dropout_rate": 0.1}, "epochs": 1, "optim_conf": {"lr": 0.01}}
-    (world / "nnlm.yaml").write_text(yaml.safe_dump({"nnlm": options}))
-    (made(world / "weights") / "weights.yaml").write_text("lm_weight: 2.0\nword_score: 0.5\n")
-    training = {"optim": "sgd", "optim_conf": {"lr": 0.05}, "batch_sentences": 2}
-    config = {"task": "lm", "rounds": 3, "model": options["lm_conf"], "training": training}
-    (world / "config.yaml").write_text(yaml.safe_dump(config))
-
-
-WORLD_COMMANDS = (
-    "train-tokens asr/train/text asr/tokens --token-type char",
-    "train-lm asr/train/text asr/lm --order 2",
-    "train-nnlm --plain lm/plain --config lm/nnlm.yaml --valid lm/made/text lm/nnlm",
-    "rescore lm/made lm/nnlm lm/rescored",
-    "rescore-stream lm/made lm/rescored lm/train",
+# Of each task and kind of state, for the short run of the tests.
+SHORT = (
+    "asr-client-often",
+    "asr-centralized-often",
+    "asr-fedextract-often",
+    "asr-decouplefl-often",
+    "asr-lora-residual",
+    "whisper-frozen",
+    "voices-fedavg",
+    "kws-fedkws_ui-often",
+    "kws-lora",
+    "lm-fedopt-often",
+    "rescore-fmp-laplace-clients",
+    "counts",
+)
+# Killed by SIGKILL, one of each task; others are stopped by an exception.
+SIGKILLED = (
+    "asr-client-often",
+    "kws-fedkws_ui-often",
+    "lm-fedopt-often",
+    "rescore-fmp-laplace-clients",
+    "counts",
 )
 
 
@@ -178,9 +212,6 @@ def init_command(case: Case, exp: Path) -> list[str]:
     words += ["--data", f"train={world}/train"]
     if case.measured not in ("", "train"):
         words += ["--data", f"{case.measured}={world}/{case.measured}"]
-    if world == "asr":
-        words += ["--asset", "tokens=asr/tokens"]
-    if world == "lm":
-        words += ["--asset", "weights=lm/weights", "--start", "lm/nnlm/model.safetensors"]
+    words += [*INIT.get(world, ()), *case.init]
     settings = ("keep_updates=true", *case.settings)
     return [*words, *(word for setting in settings for word in ("--set", setting))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import signal
@@ -9,7 +10,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from net_cases import CASES, init_command, made
+from net_cases import CASES, OFTEN, SIGKILLED, init_command
+from net_worlds import made
 
 sys.path.append(str(Path(__file__).resolve().parent / "soak"))
 
@@ -49,20 +51,63 @@ def raise_failed(code: int, log: Path) -> None:
         raise Failed(f"exit {code}: {said[-1]}")
 
 
-def count_renames(folder: Path, listed: Path, last: int = 0) -> None:
-    """Count the files renamed into place in a folder; exit before the one of this number."""
-    count, inside = 0, str(folder)
+class Stopped(BaseException):
+    """The end of a command before it saves a file."""
+
+
+def before_saves(folder: Path, act: Callable[[], None]) -> None:
+    """Call a function before each file is renamed into place in a folder."""
+    inside = str(folder)
 
     def hook(event: str, arguments: tuple) -> None:
-        nonlocal count
         if event == "os.rename" and os.fspath(arguments[1]).startswith(inside):
-            count += 1
-            with open(listed, "a") as file:
-                file.write(".")
-            if count == last:
-                os.kill(os.getpid(), signal.SIGKILL)
+            act()
 
     sys.addaudithook(hook)
+
+
+def kill_before(folder: Path, number: int) -> None:
+    """Kill this process before it saves a file of this number, from 1."""
+    left = number
+
+    def act() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    before_saves(folder, act)
+
+
+def stop_before(folder: Path, number: int, words: Sequence[str], ended: Callable[[], None]) -> None:
+    """Run a command again and again, ended by an exception before it saves a file of this number.
+
+    Args:
+        ended: called after each time.
+    """
+    import fedtools.cli
+
+    left = 0
+
+    def act() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise Stopped
+
+    before_saves(folder, act)
+    sys.argv = ["fedtools", *words]
+    for _ in range(KILLS):
+        left = number
+        try:
+            fedtools.cli.main()
+        except Stopped:
+            # What it held, such as locks, goes with its objects.
+            gc.collect()
+        else:
+            raise Failed("came to its end before it was stopped")
+        ended()
+    left = 0
 
 
 class Runner:
@@ -102,57 +147,66 @@ class Runner:
         return {(self.name, file): value for file, value in found.items()}
 
     def one(self) -> None:
-        listed = self.folder / "renames"
-        exp = self.exp("one")
-        self._fork("one", [self.rounds("one")], lambda: count_renames(exp, listed), begun=False)
+        listed, exp = self.folder / "saves", self.exp("one")
+
+        def act() -> None:
+            with open(listed, "a") as file:
+                file.write(".")
+
+        self._fork("one", [self.rounds("one")], lambda: before_saves(exp, act), begun=False)
 
     def after(self) -> None:
         """Run the commands on the models of the first way alone."""
-        out = {"EXP": str(self.exp("one")), "WORLD": self.case.world}
+        exp = self.exp("one")
+        out = {"EXP": str(exp), "PLACE": str(exp.relative_to(self.root)), "WORLD": self.case.world}
         out["OUT"] = str(made(self.folder / "one" / "out"))
         self._fork("one", [_filled(line, out) for line in self.case.after])
 
     def three(self) -> None:
-        """Run each step as a command; the last job first."""
+        """Run each step as a command, the last job first; `rounds` completes the last round."""
         rounds = len(list(self.exp("one").glob("round_*/.done")))
         exp, commands = str(self.exp("three")), []
-        for _ in range(rounds):
+        for number in range(1, rounds + 1):
             commands.append(["sample", exp, "--nj", str(JOBS)])
-            for job in range(JOBS, 0, -1):
-                commands.append(["train-local", exp, "--job", str(job)])
-            commands.append(["aggregate", exp])
+            jobs = range(JOBS, 0, -1) if number < rounds else (2,)
+            commands += [["train-local", exp, "--job", str(job)] for job in jobs]
+            commands += [["aggregate", exp]] if number < rounds else []
         self._fork("three", [*commands, self.rounds("three")], begun=False)
 
     def killed(self) -> None:
-        """Kill it before the same file each time, at every quarter."""
-        listed = self.folder / "renames"
-        share = max(1, len(listed.read_text()) // (KILLS + 1))
-        exp = self.exp("killed")
+        """End it before the same file each time, at every quarter, by SIGKILL or an exception."""
+        share = max(1, len((self.folder / "saves").read_text()) // (KILLS + 1))
+        exp, rounds = self.exp("killed"), self.rounds("killed")
+        # Names of files that training leaves when it is ended between two steps.
+        midway = self.folder / "midway"
+
+        def ended() -> None:
+            with open(midway, "a") as file:
+                file.writelines(f"{path}\n" for path in exp.rglob("checkpoint*"))
+
         self._fork("killed", [], begun=False)
-        for _ in range(KILLS):
-            child = begin(
-                [self.rounds("killed")],
-                self.root,
-                self.log("killed"),
-                lambda: count_renames(exp, self.folder / "more", share),
-                **self.env("killed"),
-            )
-            if wait(child) != -signal.SIGKILL:
-                raise Failed("came to its end before it was killed")
-        self._fork("killed", [self.rounds("killed")])
+        if self.name in SIGKILLED:
+            for _ in range(KILLS):
+                child = self._begin("killed", [rounds], lambda: kill_before(exp, share))
+                if wait(child) != -signal.SIGKILL:
+                    raise Failed("came to its end before it was killed")
+                ended()
+            self._fork("killed", [rounds])
+        else:
+            self._fork("killed", [rounds], lambda: stop_before(exp, share, rounds, ended))
+        if set(OFTEN) & set(self.case.settings) and not midway.read_text():
+            raise Failed("never ended between two steps of a training")
 
     def ranks(self) -> None:
+        """Run all ranks at the same time, rank 0 last."""
+        exp, size = self.exp("ranks"), {"WORLD_SIZE": str(RANKS)}
         self._fork("ranks", [], begun=False)
+        # Files of an earlier run do not count as a rank of this one.
+        for name in ("0", "1", "run", "0.err"):
+            (made(exp / "ranks") / name).write_text('{"word": "old", "host": "", "process": 1}\n')
         children = [
-            begin(
-                [self.rounds("ranks")],
-                self.root,
-                self.log("ranks"),
-                **self.env("ranks"),
-                RANK=str(rank),
-                WORLD_SIZE=str(RANKS),
-            )
-            for rank in range(RANKS)
+            self._begin("ranks", [self.rounds("ranks")], RANK=str(rank), **size)
+            for rank in reversed(range(RANKS))
         ]
         codes = [wait(child) for child in children]
         raise_failed(max(codes, key=abs), self.log("ranks"))
@@ -175,6 +229,15 @@ class Runner:
         measured = ["--evaluate", self.case.measured] if self.case.measured else []
         return ["rounds", str(self.exp(way)), *measured]
 
+    def _begin(
+        self,
+        way: str,
+        commands: Sequence[Sequence[str]],
+        prepare: Callable[[], None] = lambda: None,
+        **env: str,
+    ) -> int:
+        return begin(commands, self.root, self.log(way), prepare, **self.env(way), **env)
+
     def _fork(
         self,
         way: str,
@@ -184,8 +247,7 @@ class Runner:
     ) -> None:
         """Run commands to their end, after `init` unless the experiment has begun."""
         first = [] if begun else [init_command(self.case, self.exp(way))]
-        child = begin([*first, *commands], self.root, self.log(way), prepare, **self.env(way))
-        raise_failed(wait(child), self.log(way))
+        raise_failed(wait(self._begin(way, [*first, *commands], prepare)), self.log(way))
 
     # --- what is hashed
 
@@ -201,6 +263,8 @@ class Runner:
                     content = content.replace(os.fsencode(folder), word)
                 if path.suffix == ".tsv":
                     content = without_seconds(content)
+                if path.suffix == ".md":
+                    content = without_versions(content)
                 parts.setdefault(name_of(name), []).append(content)
         for folder in sorted(self.exp(way).glob("round_*")):
             if messages := messages_of(folder):
@@ -218,7 +282,11 @@ def _filled(line: str, names: dict[str, str]) -> list[str]:
 
 # Times, hosts, versions, hashes of files with times, and job-local files.
 LEFT_OUT = {"log", "noise.key", "software.yaml", "sha256sums", ".done", "jobs"}
-FOLDERS_LEFT_OUT = {".locks", "ranks", "tensorboard"}
+# Outputs of frozen layers are a cache.
+FOLDERS_LEFT_OUT = {".locks", "ranks", "tensorboard", "frozen"}
+
+# Beginnings of a page's lines.
+VERSIONS = (b"- Git, of this", b"- Experiment")
 
 
 def is_left_out(name: Path) -> bool:
@@ -247,6 +315,12 @@ def without_seconds(table: bytes) -> bytes:
         return table
     at = rows[0].index(b"seconds")
     return b"".join(b"\t".join([*row[:at], *row[at + 1 :]]) + b"\n" for row in rows)
+
+
+def without_versions(page: bytes) -> bytes:
+    """Return a page without the lines that name versions of the code and its packages."""
+    lines = page.splitlines(keepends=True)
+    return b"".join(one for one in lines if not one.startswith(VERSIONS))
 
 
 def messages_of(folder: Path) -> list[bytes]:
