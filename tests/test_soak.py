@@ -6,6 +6,7 @@ import random
 import sys
 
 from conftest import ROOT, run
+from seeds import VARIABLE, commit_seed
 
 SOAK = ROOT / "tests" / "soak"
 SEED = 10
@@ -17,11 +18,38 @@ def test_no_input_makes_a_command_fail_otherwise_than_in_one_line(tmp_path):
     assert "100 inputs in" in done.out
 
 
-def test_federations_that_are_stopped_go_on(tmp_path):
-    options = ("--kills", "3", "--crashes", "10", "--worlds", "counts", "--seed", str(SEED))
-    done = run(sys.executable, SOAK / "soak.py", *options)
+def stop(kills: int, *worlds: str) -> None:
+    """Kill federations at moments that another commit would not draw."""
+    options = ("--kills", kills, "--crashes", "10", "--worlds", *worlds, "--seed", commit_seed())
+    done = run(sys.executable, SOAK / "soak.py", *map(str, options))
     assert done.code == 0, done.out + done.err
     assert "bugs: 0" in done.out
+
+
+def test_federations_that_are_stopped_go_on():
+    stop(3, "counts")
+
+
+def test_federations_that_train_are_stopped_and_go_on():
+    stop(24, "keywords", "speech")
+
+
+def test_a_seed_is_the_commits_or_the_one_that_is_given(tmp_path, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    (tmp_path / "fedtools").mkdir()
+    (tmp_path / "fedtools" / "a.py").write_text("one")
+    git = ("git", "-C", tmp_path, "-c", "user.name=t", "-c", "user.email=t@t")
+    seeds = [commit_seed(tmp_path)]
+    (tmp_path / "fedtools" / "a.py").write_text("two")
+    seeds.append(commit_seed(tmp_path))
+    run(*git, "init", "--quiet").ok()
+    for _ in range(2):
+        run(*git, "commit", "--quiet", "--allow-empty", "--message", "t").ok()
+        seeds += [commit_seed(tmp_path)] * 2
+        assert seeds[-1] == commit_seed(tmp_path)
+    assert len(set(seeds)) == 4
+    monkeypatch.setenv(VARIABLE, "7")
+    assert commit_seed(tmp_path) == 7
 
 
 def test_what_a_stopped_command_must_not_leave_is_seen(tmp_path, monkeypatch):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import counts
 import keyword_world
+import simulated
+from commands import fedtools
 
 _COUNTS = (
     "fedtools.federation.init",
@@ -106,4 +108,26 @@ def make_keywords(root: Path) -> dict[str, World]:
     }
 
 
-WORLDS = {"counts": (make_counts, _COUNTS), "keywords": (make_keywords, _KEYWORDS)}
+def make_speech(root: Path) -> dict[str, World]:
+    """Make federations of conformers, which train at clients, at each alone, and at the server."""
+    root.mkdir()
+    simulated.data_dir(root / "train", ["au", "en", "in"], 4)
+    simulated.data_dir(root / "valid", ["au", "en", "in"], 1, seed=1)
+    training = simulated.CONFIG["training"] | {"batch_bins": 1500, "save_interval_steps": 1}
+    simulated.config_file(root / "config.yaml", rounds=4, training=training)
+    tokens = ("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char")
+    fedtools(*tokens).ok()
+    data = " ".join(f"--data {name}={root}/{name}" for name in ("train", "valid"))
+    words = f"init {{}} --config {root}/config.yaml {data} --asset tokens={root}/tokens --method"
+    return {
+        f"speech, {method}": World(root, f"{words} {method}", "valid", 1, 1, True)
+        for method in ("fedavg", "client", "centralized")
+    }
+
+
+_SPEECH = ("torch._dynamo", "espnet2.asr.espnet_model", "fedtools.tasks.asr.task", *_COUNTS)
+WORLDS = {
+    "speech": (make_speech, _SPEECH),
+    "counts": (make_counts, _COUNTS),
+    "keywords": (make_keywords, _KEYWORDS),
+}

@@ -264,7 +264,8 @@ class Soak:
         killed = running.kill(whom, dice)
         # Before that, ranks wait for each other.
         announced = len(stage) == 1 or (run.exists() and run.stat().st_ino != before)
-        if not running.wait(PATIENCE if announced else 3.0):
+        # A busy machine gives a command longer.
+        if not running.wait(max(PATIENCE, 3 * length) if announced else 3.0):
             running.kill("all", dice)
             running.wait(10.0)
             if announced:
