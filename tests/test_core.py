@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import random
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, ledger
-from counts import CLIENTS, begin, environment, fedtools, make_world, states
+from conftest import ledger
+from counts import CLIENTS, begin, fedtools, make_world
 from safetensors.numpy import load_file
 from split_mix import split_mix
 
@@ -83,30 +78,6 @@ def test_the_ledger_is_the_sum_of_messages_and_charges_nobody_twice(reference):
         row["bytes_down"] == "0" for row in rows if row["round"] == "4" and row["client"] != "-"
     )
     assert all(row["status"] == "ok" for row in rows)
-
-
-def test_single_commands_give_the_same_bytes(world, reference, tmp_path):
-    jobs = 3
-    path = begin(world, tmp_path / "exp")
-    for _ in range(4):
-        fedtools(world, "sample", path, "--nj", jobs).ok()
-        for job in range(jobs, 0, -1):
-            fedtools(world, "train-local", path, "--job", job).ok()
-        fedtools(world, "aggregate", path).ok()
-    assert states(path) == states(reference)
-
-
-def test_killed_and_gone_on_with(world, reference, tmp_path):
-    path, dice = begin(world, tmp_path / "exp"), random.Random()
-    for _ in range(6):
-        command = [sys.executable, "-m", "fedtools", "rounds", str(path)]
-        env = {**os.environ, **environment(world), "SLOW": "0.1"}
-        process = subprocess.Popen(command, env=env, cwd=ROOT)
-        time.sleep(dice.uniform(0.3, 1.5))
-        process.kill()
-        process.wait()
-    fedtools(world, "rounds", path).ok()
-    assert states(path) == states(reference)
 
 
 def test_poisson_sampling_may_draw_nobody(world, tmp_path):

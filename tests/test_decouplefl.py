@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,7 +27,7 @@ from asr_world import (
     table,
     tokens_of,
 )
-from conftest import inside, kill_when, ledger, run
+from conftest import inside, ledger
 from decouplefl_world import (
     CUT,
     DECAY,
@@ -895,101 +892,3 @@ def test_training_against_a_speaker_classifier(world, tmp_path):
         # All of in's utterances are of one speaker.
         same = all(np.array_equal(one[name], other[name]) for name in one)
         assert same == (client == "in")
-
-
-# --- after a kill, and for any number of jobs
-
-
-def everything(path: Path) -> dict[str, bytes]:
-    """Return all results: models, updates, and the states of clients and server."""
-    kinds = ("*.safetensors", "*.ark", "*.scp")
-    return {
-        str(one.relative_to(path)): one.read_bytes()
-        for kind in kinds
-        for one in sorted(path.rglob(kind))
-        if "checkpoint" not in one.name and not one.name.startswith("update.")
-    }
-
-
-def test_the_same_bytes_after_kills_and_for_any_number_of_jobs(world, tmp_path):
-    more = ("--set", "method_conf.speaker_invariance=1.0", "--set", "training.batch_bins=4000")
-    more += ("--set", "training.save_interval_steps=1")
-    paths = [tmp_path / name for name in ("once", "jobs", "killed", "midway")]
-    for path in paths:
-        start(world, path, "decouplefl", *CUT, *stages(3, 3), *more, config="random")
-    inside("rounds", paths[0]).ok()
-    run(sys.executable, "-m", "fedtools", "rounds", paths[1], "--nj", "2").ok()
-    command = [sys.executable, "-m", "fedtools", "rounds", str(paths[2])]
-    for number in (2, 3, 5):
-        kill_when(command, dict(os.environ), paths[2], f"round_{number:04d}/clients")
-    subprocess.run(command, check=True, capture_output=True)
-    expected = everything(paths[0])
-    assert len(expected) > 10
-    assert everything(paths[1]) == expected
-    assert everything(paths[2]) == expected
-    # Midway in stage 1, and in stage 2.
-    for saved, killed_in, checkpoints in (("2", 1, "clients"), ("1", 5, "server")):
-        run(sys.executable, "-c", KILLED, saved, paths[3]).ok()
-        assert not (paths[3] / f"round_{killed_in:04d}" / ".done").exists()
-        assert list((paths[3] / checkpoints).glob("**/checkpoint.*"))
-        inside("rounds", paths[3], "--to", "4").ok()
-    inside("rounds", paths[3]).ok()
-    assert everything(paths[3]) == expected
-
-
-# Starts rounds of each experiment in a process of its own, which is killed at a checkpoint during
-# training.
-KILLED = """\
-import os, signal, sys
-import fedtools.tasks.asr.task
-from fedtools.cli import main
-from fedtools.files.private import Private
-
-kept, at, *paths = Private.save_checkpoint, int(sys.argv[1]), *sys.argv[2:]
-
-def save(*arguments):
-    global at
-    kept(*arguments)
-    at -= 1
-    if not at:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Private.save_checkpoint = save
-for path in paths:
-    if not os.fork():
-        sys.argv = ["fedtools", "rounds", path]
-        main()
-        os._exit(0)
-for _ in paths:
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == -signal.SIGKILL
-"""
-
-
-def test_personal_layers_are_the_same_bytes_after_a_kill_and_for_any_number_of_jobs(
-    world, tmp_path
-):
-    once, killed, jobs = (tmp_path / name for name in ("once", "killed", "jobs"))
-    often = ("rounds=2", "training.batch_bins=4000", "training.save_interval_steps=1")
-    kept = ("method_conf.keep_optimizer=true",)
-    methods = {"fednorm": ((), kept), "fedextract": (CUT, kept), "joint": (CUT, ())}
-    for method, (more, settings) in methods.items():
-        more += tuple(part for one in (*often, *settings) for part in ("--set", one))
-        path = start(world, once / method, method, *more, config="random")
-        for other in (killed, jobs):
-            shutil.copytree(path, other / method)
-    # In round 2, when the second client has trained for a step.
-    run(sys.executable, "-c", KILLED, "11", *(killed / method for method in methods)).ok()
-    for method in methods:
-        assert list((killed / method).glob("**/checkpoint.*"))
-        assert (killed / method / "round_0002").exists()
-        for path in (once / method, killed / method):
-            inside("rounds", path).ok()
-        for _ in range(2):
-            inside("sample", jobs / method, "--nj", 2).ok()
-            for job in (2, 1) if method != "joint" else ():
-                inside("train-local", jobs / method, "--job", job).ok()
-            inside("aggregate", jobs / method).ok()
-        expected = everything(once / method)
-        assert any("personal" in name for name in expected) and len(expected) > 5
-        for path in (killed / method, jobs / method):
-            assert everything(path) == expected, path

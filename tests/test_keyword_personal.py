@@ -194,21 +194,6 @@ def test_rates_of_all_clips_are_of_every_clients_own_model(cli, world, trained, 
     assert f"{np.mean(accuracies):.2f} (1)" in out
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_single_commands_and_jobs_give_the_same_bytes(world, trained, cli, tmp_path, jobs):
-    path = begin(world, tmp_path / "exp", "fedavg", HEAD)
-    for _ in range(3):
-        cli("sample", path, "--nj", jobs).ok()
-        for job in range(jobs, 0, -1):
-            cli("train-local", path, "--job", job).ok()
-        cli("aggregate", path).ok()
-    for pattern in ("round_*/global.safetensors", "clients/*/*/personal.safetensors"):
-        files = [file.relative_to(trained) for file in trained.glob(pattern)]
-        assert sorted(files) == sorted(file.relative_to(path) for file in path.glob(pattern))
-        for file in files:
-            assert (path / file).read_bytes() == (trained / file).read_bytes()
-
-
 @pytest.mark.parametrize(("by", "column", "sign"), [("loss", "loss", 1), ("rate", "accuracy", -1)])
 def test_averages_are_of_the_clients_own_rounds(world, cli, tmp_path, by, column, sign):
     config = world / "config.yaml"

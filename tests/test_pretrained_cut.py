@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import kaldiio
@@ -13,7 +11,7 @@ import pytest
 import simulated
 import torch
 import yaml
-from conftest import Result, inside, kill_when, ledger
+from conftest import Result, inside, ledger
 from decouplefl_world import stages
 from pretrained_models import IDS, save_recogniser, save_wave
 from safetensors.numpy import load_file, save_file
@@ -257,24 +255,6 @@ def test_features_are_those_of_the_extractor_and_in_the_ledger(world, folders, d
         size = sum(path.stat().st_size for path in files)
         assert [int(rows[client, at]["bytes_up"]) for at in (1, 2, 3)] == [0, 0, size]
         assert size > sum(4 * matrix.size for matrix in sent)
-
-
-def everything(path: Path) -> dict[str, bytes]:
-    return {
-        str(one.relative_to(path)): one.read_bytes()
-        for kind in ("*.safetensors", "*.ark", "*.scp")
-        for one in sorted(path.rglob(kind))
-        if "checkpoint" not in one.name
-    }
-
-
-def test_the_same_bytes_after_kills(world, folders, decoupled, tmp_path):
-    begin(world, folders, tmp_path / "killed", *stages(2, 2)).ok()
-    command = [sys.executable, "-m", "fedtools", "rounds", str(tmp_path / "killed")]
-    for pattern in ("clients/en/**/checkpoint.*", "server/**/checkpoint.*"):
-        kill_when(command, dict(os.environ), tmp_path / "killed", pattern)
-    inside("rounds", tmp_path / "killed").ok()
-    assert everything(tmp_path / "killed") == everything(decoupled)
 
 
 def test_features_from_frozen_layers_that_are_kept(world, folders, tmp_path):

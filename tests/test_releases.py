@@ -340,23 +340,6 @@ def test_a_client_repeats_what_it_has_released(stream, tmp_path, key, monkeypatc
     assert total(path)["utterance"] == 1
 
 
-def test_single_commands_and_jobs_give_the_same_bytes(stream, tmp_path, fixed):
-    for name, options in (("server", LAPLACE), ("client", BY_CLIENT)):
-        whole, parts = tmp_path / name, tmp_path / f"{name}-parts"
-        make(stream, whole, T, **options)
-        make(stream, parts, **options)
-        for _ in range(T):
-            inside("sample", parts, "--nj", 2).ok()
-            for job in (2, 1):
-                inside("train-local", parts, "--job", job).ok()
-            inside("aggregate", parts).ok()
-        assert states(whole) == states(parts)
-        for number in range(1, T + 1):
-            one, two = sent(whole, number), sent(parts, number)
-            assert one.keys() == two.keys() and all((one[c] == two[c]).all() for c in one)
-        assert total(whole) == total(parts)
-
-
 # Copies.
 
 
