@@ -35,11 +35,11 @@ take_options() { # YAML, [name=]key...
 }
 
 # Say what a run will do, and the time, downloads and disk that its configuration's section `estimate`
-# states; a configuration for any corpus has none.
-say_estimate() { # YAML, what the run does
+# states, which only a configuration for a corpus of the recipe's own can have.
+say_estimate() { # YAML, empty for another corpus than its own; what the run does
     local facts
     log "$2; stages ${stage} to ${stop_stage}"
-    if facts=$(fedtools config "$1" estimate.{minutes,fetches,disk_gb} 2>/dev/null); then
+    if [ -n "$1" ] && facts=$(fedtools config "$1" estimate.{minutes,fetches,disk_gb} 2>/dev/null); then
         mapfile -t facts <<<"${facts}"
         log "All stages with the defaults of $1 take ${facts[0]} minutes on two idle cores," \
             "fetch ${facts[1]}, and need ${facts[2]} GB of disk"
@@ -199,6 +199,32 @@ train_waves() { # list, name of the logs, first and last wave (0: to the end), o
     done
 }
 
+# With --price true: print how long the rounds take that a wave has left, and exit if it has any. Of
+# experiments that differ only in the last part of their path, the seed, one is timed.
+price_wave() { # list, logs, its first and last line, options of train.sh
+    local name log rounds row firsts=() said total=0 one=(fedtools rounds --estimate)
+    local -A number=()
+    one+=(--nj "${nj}" --ngpu "${ngpu}")
+    [[ ! " $* " =~ " --evaluate "([a-z]+)" " ]] || one+=(--evaluate "${BASH_REMATCH[1]}")
+    while IFS=$'\t' read -r _ name _; do
+        rounds=$(sed -n 's/^rounds: //p' "${name}/config.yaml") row=${name%/*}
+        [ ! -e "${name}/round_$(printf '%04d' "${rounds}")/.done" ] || continue
+        [ -n "${number[${row}]-}" ] || firsts+=("${name}")
+        number[${row}]=$((${number[${row}]:-0} + 1))
+    done < <(sed -n "$3,$4p" "$1")
+    [ ${#firsts[@]} -gt 0 ] || return 0
+    for name in "${firsts[@]}"; do
+        row=${name%/*} log=${2/JOB/price.${name//\//-}}
+        ${train_cmd} "${log}" "${one[@]}" "${name}"
+        said=$(printed "${log}" | grep ' minutes$')
+        log "${said} (${number[${row}]} of these)"
+        said=${said##*: }
+        total=$(awk "BEGIN { print ${total} + ${number[${row}]} * ${said% *} }")
+    done
+    log "In all ${total} minutes, one after the other; the same command without --price true trains them"
+    exit
+}
+
 # Print the lines of later waves whose experiments have begun and whose data all exist.
 begun() { # list, wave
     local line words index
@@ -220,6 +246,7 @@ train_wave() { # list, logs, its first and last line, options of train.sh
     array "${train_cmd}" "${2/JOB/init.JOB}" "$1" "$3" "$4" "${one[@]}" --steps init
     # Repeat the warnings of init.
     for job in $(seq "$3" "$4"); do printed "${2/JOB/init."${job}"}"; done >&2
+    ! "${price:-false}" || price_wave "$@"
     if [ -z "${rounds_cmd:-}" ]; then
         array "${train_cmd}" "$2" "$1" "$3" "$4" "${one[@]}" --steps "rounds average"
         return

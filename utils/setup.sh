@@ -222,7 +222,7 @@ fi
 mkdir -p "$marks"
 base=$python
 [[ -e $marks/venv ]] || base=$(find_python)
-say "Setting up $venv, once: about a minute on two idle cores, 0.5 GB of downloads, 1.6 GB of disk (more" \
+say "Setting up $venv, once: about a minute on two idle cores, 0.4 GB of downloads, 1.5 GB of disk (more" \
     "with CUDA); log: $log"
 version=$("$base" -c 'import platform; print(platform.python_version())')
 

@@ -216,8 +216,14 @@ def rounds(
         None, metavar="SPLIT", help="Evaluate models on this split as well: valid or test."
     ),
     ngpu: int = NGPU,
+    estimate: bool = typer.Option(
+        False, "--estimate", help="Only print how long the rounds that are left will take."
+    ),
 ) -> None:
     """Run all rounds; the same command resumes a killed run.
+
+    With --estimate, two rounds run in a temporary copy beside EXP, and the second is timed. The
+    estimate holds for this machine while nothing else runs on it.
 
     Under srun, mpirun or torchrun, or in processes with RANK and WORLD_SIZE in their environment,
     all ranks run one federation together, on any number of machines that share the folder EXP; --nj
@@ -230,6 +236,11 @@ def rounds(
 
     Example in egs/commonvoice/asr1: fedtools rounds exp/mini/fedavg/seed0 --nj 3 --evaluate valid
     """
+    if estimate:
+        if to is not None:
+            raise typer.BadParameter("goes without --to", param_hint="--estimate")
+        _print_estimate(experiment, nj, device_of(ngpu), evaluate)
+        return
     from fedtools.federation.evaluations import is_finished
 
     if is_finished(experiment, to, evaluate):
@@ -241,6 +252,16 @@ def rounds(
     rank = find_rank()
     device = device_of(ngpu, rank.local if rank else None)
     run_rounds(experiment, to, nj, device, evaluate, rank)
+
+
+def _print_estimate(experiment: Path, nj: int, device: str, split: str | None) -> None:
+    from fedtools.federation.estimate import estimate
+
+    found = estimate(experiment, nj, device, split)
+    line = f"{experiment}: {found.rounds} rounds of {found.round:.2f} s"
+    if split:
+        line += f", {found.evaluations} evaluations of {found.evaluation:.2f} s"
+    print(f"{line}: {found.seconds / 60:.1f} minutes")
 
 
 @command("evaluate", "Federation")

@@ -62,8 +62,8 @@ def run_rounds(
     with lock(experiment.path, "rounds"):
         tidy(federation, experiment.last_round())
         jobs = rank.size if rank else max(1, min(jobs, len(experiment.clients)))
-        trainer = lead(federation, rank) if rank else _trainer(federation, jobs, device)
-        with trainer as train:
+        workers = lead(federation, rank) if rank else trainer(federation, jobs, device)
+        with workers as train:
             _run(federation, last, jobs, train, split)
 
 
@@ -99,7 +99,7 @@ def _measured(federation: Federation, number: int, split: str) -> str:
 
 
 @contextlib.contextmanager
-def _trainer(federation: Federation, jobs: int, device: str) -> Iterator[Train]:
+def trainer(federation: Federation, jobs: int, device: str) -> Iterator[Train]:
     """Yield a function that trains in this process, or in `jobs` processes of its own."""
     if jobs == 1:
 

@@ -42,30 +42,6 @@ tune_server() {
     show server.tune
 }
 
-# Time the first round of each system for the first seed, one after the other, and estimate the time of
-# all rounds of all seeds. The full run then continues from these rounds.
-time_rounds() {
-    local job jobs path rounds begun spent total=0 number
-    number=$(wc -w <<<"${seeds}")
-    log "Stage 5: one round of each system"
-    mapfile -t jobs < <(awk -F '\t' -v end="/seed${seeds%% *}" \
-        '$1 > 1 && substr($2, length($2) - length(end) + 1) == end { print NR }' "${list}")
-    for job in "${jobs[@]}"; do
-        path=$(sed -n "${job}p" "${list}" | cut -f 2)
-        [ ! -e "${path}/round_0001/.done" ] ||
-            fail 1 "${path}: round 1 is complete, so there is nothing to time; give another --tag"
-        begun=${EPOCHREALTIME/./}
-        ${train_cmd} "${exp}/log/time.${job}.log" utils/line.sh "${list}" "${job}" utils/train.sh \
-            --config "${config}" --ngpu "${ngpu}" --nj "${nj}" --steps "init rounds" --to 1 \
-            --evaluate valid
-        spent=$(((${EPOCHREALTIME/./} - begun) / 100000))
-        rounds=$(sed -n 's/^rounds: //p' "${path}/config.yaml")
-        total=$((total + spent * rounds * number))
-        log "${path}: $((spent / 10)).$((spent % 10)) s a round, ${rounds} rounds"
-    done
-    log "Total: $((total / 600)) minutes for ${number} seeds, without baselines, decoding and attacks"
-}
-
 decode_sets() {
     local path set
     for path in $(listed baselines); do

@@ -8,6 +8,7 @@ LC_ALL=C printf -v command_line '%q ' egs/ami/rescore1/run.sh "$@"
 stage=1
 stop_stage=10
 nj=2                    # jobs at the same time; no result depends on it
+price=false             # true: time rounds of what is trained next, print an estimate, and exit
 ngpu=0                  # 1: train and score on a GPU
 seeds=0                 # random seeds of the acoustic model and of the neural language model: "0 1 2"
 rounds=                 # T, how often clients send their counts: "1 2 5 10"; default of this and of
@@ -95,6 +96,7 @@ elif [ -n "${am_seed}" ]; then
     fail 2 "--am_seed needs --arms"
 fi
 
+say_estimate "${mini[*]:+${config}}" "Rescoring on ${release} by FMP, T = ${rounds} (seeds ${seeds})"
 ! begins 3 || utils/build_kenlm.sh --background
 
 if begins 1; then

@@ -19,7 +19,7 @@ extractor=              # cnn: personal convolutions only; default: the config's
 sit=false               # true: DecoupleFL with speaker-invariant training
 tables=                 # more of the paper's tables: 2 (labels), 4 (ablations), 5 (extractors); stage2:
                         # labels of DecoupleFL's stage 2
-time_rounds=false       # true: time one round of each system, print an estimate for all, and exit
+price=false             # true: time rounds of what is trained next, print an estimate, and exit
 attacks=false           # true: attack the features that DecoupleFL's clients send
 clients=accent          # speaker: every speaker is a client, test speakers are newcomers
 newcomer_seconds=       # seconds of speech to which a newcomer's model is adapted; default: the
@@ -80,7 +80,7 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 name_data               # sets options
 : "${methods:=client centralized fedavg fednorm fedextract decouplefl}"
 check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*'
-check_word sit 'true|false' attacks 'true|false' time_rounds 'true|false' ngpu '0|1'
+check_word sit 'true|false' attacks 'true|false' price 'true|false' ngpu '0|1'
 [ -z "${labels}" ] || check_word labels 'transcripts|continuous|fixed'
 [ -z "${extractor}" ] || check_word extractor 'cnn'
 [ -z "${baseline}" ] || check_word baseline '[a-z0-9_]+'
@@ -93,6 +93,7 @@ drawings=${exp}/pictures          # of stage 8
 [ "${clients}" = accent ] && average=own || average=shared
 merge_options=(--max-drop "${max_drop}")
 sp=${speeds:+_sp} trained=${plain}${speeds:+_sp}    # suffix of perturbed data; clients' data
+say_estimate "${mini[*]:+${config}}" "Speech recognition on ${release} by ${methods} (seeds ${seeds})"
 take_pretrained
 chosen=(--exp "${exp}" --config "${config}" --seeds "${seeds}" --methods "${methods}")
 chosen+=(--clients "${clients}" --labels "${labels}" --extractor "${extractor}" --sit "${sit}")
@@ -145,7 +146,6 @@ fi
 if begins 5; then
     [[ ${planned} != *_fixed_seed* ]] || label_train
     [[ ${planned} != *weights=* ]] || tune_server
-    ! "${time_rounds}" || { time_rounds && exit; }
     log "Stage 5: the systems that start from the baseline, $(listed systems | wc -l) of ${list}"
     train_waves "${list}" train 2 0 --evaluate valid --average "${average}"
 fi

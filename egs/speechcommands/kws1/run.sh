@@ -12,7 +12,7 @@ nj=2                    # jobs at the same time; no result depends on it
 networks=               # default: those of the config
 whole_grid=false        # true: the section grid of the config, or else both tasks, all methods,
                         # seeds "0 1 2", and ablations
-price=false             # true: time a round of each row of the list, and print an estimate for all
+price=false             # true: time a round of each row of the list, print an estimate, and exit
 tasks=                  # "keywords words" or one of them (Google: 12, 35); default: keywords
 methods=                # default: "centralized fedavg alt fedkws_ui"
 seeds=                  # random seeds of training; default: 0
@@ -88,7 +88,7 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
 figures=${results%.md}-${section} drawings=${exp}/pictures last=${tasks##* } sets=()
 for task in ${tasks}; do sets+=("${task}"/{train,valid,test}); done
 
-say_estimate "${config}" "Keyword spotting on ${release} by ${methods} (seeds ${seeds})"
+say_estimate "${mini[*]:+${config}}" "Keyword spotting on ${release} by ${methods} (seeds ${seeds})"
 fetch_pretrained "${config}"
 # Check the sections now, and not after hours of preparing a corpus.
 read -r -a sections <<<"networks.${networks// / networks.} methods.${methods// / methods.}"
@@ -125,9 +125,12 @@ if begins 3; then
         --landscape-clips "${landscape_clips}" --pretrained "${pretrained}" "${whole[@]}")
     utils/waves.py "${list}" <<<"${planned}"
     log "Stage 3: the list of $(wc -l <"${list}") experiments, ${list}"
-    ! "${price}" || ${train_cmd} "${exp}/log/price.log" local/price.py "${list}" \
-        --config "${config}" --ngpu "${ngpu}" --nj "${nj}"
-    ! "${price}" || printed "${exp}/log/price.log"
+    if "${price}"; then
+        ${train_cmd} "${exp}/log/price.log" local/price.py "${list}" \
+            --config "${config}" --ngpu "${ngpu}" --nj "${nj}"
+        printed "${exp}/log/price.log"
+        exit
+    fi
 fi
 
 if begins 4; then

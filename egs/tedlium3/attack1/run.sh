@@ -8,6 +8,7 @@ LC_ALL=C printf -v command_line '%q ' egs/tedlium3/attack1/run.sh "$@"
 stage=1
 stop_stage=10
 nj=2                    # jobs at the same time; no result depends on it
+price=false             # true: time rounds of what is trained next, print an estimate, and exit
 ngpu=0                  # 1: train and attack models on a GPU
 seed=0                  # random seed of training and of trials
 partition_seed=0        # random seed of the partition into sets
@@ -81,6 +82,7 @@ check_tag "${tag}"
     fail 2 "--mini_corpus cannot be used if TEDLIUM is set in db.sh"
 read -r -a spoken <<<"${mini_corpus}"
 name_corpora TEDLIUM
+say_estimate "${mini[*]:+${config}}" "Attacks on personalised models of ${release} (seed ${seed})"
 take_pretrained
 [ -z "${pretrained}" ] || ivectors=false
 sp=${speeds:+_sp} iv=
