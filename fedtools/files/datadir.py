@@ -13,6 +13,7 @@ A table has all utterances, speakers or recordings, unless it has facts that spe
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -204,7 +205,9 @@ class DataDir:
             raise UserError("no such data directory", path=path)
         data = cls(path)
         for attribute, name in _FILES.items():
-            if name in tables or attribute in tables or (not tables and (path / name).exists()):
+            # A link to nowhere is not an absent table.
+            there = not tables and os.path.lexists(path / name)
+            if name in tables or attribute in tables or there:
                 table = (read_transcripts if name == "text" else read_table)(path / name)
                 if not table:
                     remedy = "remove it or make it again"
