@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import keywords
 import pytest
 import yaml
 from conftest import ROOT
-from hypothesis import given
+from damaged import SEEDS, damage, read_or_refused
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtools.attack.options import A1
@@ -28,6 +31,19 @@ from fedtools.files.config import (
 )
 from fedtools.files.errors import UserError
 from fedtools.models.training import Training, check_optimizer
+
+WHOLE = """\
+task: kws
+rounds: 3
+training:
+  optim: sgd
+  optim_conf: {lr: 1e-2, momentum: 0.9}
+  scheduler: warmuplr
+  scheduler_conf: {warmup_steps: 10}
+  grad_clip: 5.0
+  num_threads: 1
+  batch_size: 8
+"""
 
 
 @dataclass(frozen=True)
@@ -66,15 +82,52 @@ def test_refused_options(options, said):
         ("a: [1\nb: 2\n", "c.yaml:2: not YAML"),
         ("- 1\n", "a mapping of options"),
         ("a: !!python/object/apply:os.system [true]\n", "not YAML"),
-        (f"b: 1\na: {'9' * 5000}\n", "c.yaml:2: not YAML: an integer of 5000 digits"),
-        (f"b: 1\na: 0x{'f' * 5000}\n", "c.yaml:2: not YAML: an integer of 5002 digits"),
+        (f"b: 1\na: {'9' * 401}\n", "c.yaml:2: not YAML: an integer of 401 digits"),
         (f"a: 1{':59' * 3000}\n", "c.yaml:1: not YAML: an integer of 9001 digits"),
+        ("a: !!bool x\n", "c.yaml: not YAML: a value that does not fit its tag: "),
+        ("a: &a [*a]\n", "c.yaml: not YAML: aliases within aliases"),
+        (f"a: {'[' * 3000}{']' * 3000}\n", "c.yaml: not YAML: nested too deeply"),
     ],
 )
 def test_refused_files(tmp_path, text, said):
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(UserError, match=said):
         read_yaml(tmp_path / "c.yaml")
+
+
+def test_the_longest_integers(tmp_path):
+    (tmp_path / "c.yaml").write_text(f"a: {'9' * 400}\n")
+    assert read_yaml(tmp_path / "c.yaml") == {"a": 10**400 - 1}
+
+
+@settings(max_examples=200)
+@given(seed=SEEDS)
+def test_a_damaged_configuration_is_refused_or_has_valid_options(seed):
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "c.yaml"
+        path.write_text(WHOLE)
+        damage(path, seed)
+        found = read_or_refused(lambda: read_yaml(path), path)
+        if found is None:
+            return
+        # What was read can be written, and means the same again.
+        write_yaml(Path(folder) / "again.yaml", found)
+        # As text, since nan is not nan.
+        assert str(read_yaml(Path(folder) / "again.yaml")) == str(found)
+        section = f"{path}: training"
+
+        def training():
+            options = from_mapping(ClipTraining, found.get("training"), section)
+            check_optimizer(options, section)
+            return options
+
+        options = read_or_refused(training, path)
+        if options is not None:
+            assert options.optim in ("adam", "adamw", "sgd")
+            assert type(options.num_threads) is int and options.num_threads >= 1
+            assert type(options.batch_size) is int and options.batch_size >= 1
+            assert 0 <= options.grad_clip < math.inf
+            assert options.scheduler_conf.get("warmup_steps", 1) > 0
 
 
 def test_missing_and_binary_files(tmp_path):
@@ -90,9 +143,17 @@ def test_override_merge_lookup(tmp_path):
     assert override(config, ["a.b=3e-2", "a.d=x"]) == {"a": {"b": 0.03, "d": "x"}, "c": 2}
     assert config == {"a": {"b": 1}, "c": 2}
     assert merge(config, {"a": {"e": 5}}) == {"a": {"b": 1, "e": 5}, "c": 2}
-    for wrong in ("a", "c.d=1", "a.b=["):
-        with pytest.raises(UserError):
+    for wrong, said in (
+        ("a", "--set 'a' has no '='; write --set a.b=value"),
+        ("c.d=1", "--set 'c.d=1': 'c' holds a value, not options"),
+        ("a.b=[", r"--set 'a.b=\[': the value is not YAML"),
+    ):
+        with pytest.raises(UserError, match=said):
             override(config, [wrong])
+    with pytest.raises(UserError, match="option 'c' is 2: input should be a mapping"):
+        merge(config, {"c": {"d": 1}})
+    with pytest.raises(UserError, match=r"c.yaml: \[1\] must be a mapping"):
+        from_mapping(Options, [1], "c.yaml")
     write_yaml(tmp_path / "c.yaml", config)
     assert lookup(tmp_path / "c.yaml", "a.b") == 1
     with pytest.raises(UserError, match=r"no option 'a\.z'"):
@@ -172,7 +233,6 @@ def test_every_experiment_of_the_keyword_configurations_can_begin(path):
         ({"scheduler_conf": {"warmup_steps": -1}}, "warmup_steps is -1"),
         ({"scheduler_conf": {"warmup_steps": "many"}}, "warmup_steps is 'many'"),
         ({"scheduler_conf": {"warmup_steps": True}}, "warmup_steps is True"),
-        ({"scheduler_conf": {"warmup_steps": math.nan}}, "warmup_steps is nan"),
         ({"scheduler_conf": 3}, "'scheduler_conf' is 3"),
         ({"grad_clip": -1.0}, "grad_clip"),
         ({"grad_clip": math.inf}, "grad_clip"),
@@ -181,10 +241,9 @@ def test_every_experiment_of_the_keyword_configurations_can_begin(path):
         ({"num_threads": 0}, "'num_threads' is 0: input should be greater than or equal to 1"),
     ],
 )
-@pytest.mark.parametrize("kind", [Training, UtteranceTraining, ClipTraining])
-def test_refused_options_of_training(kind, section, said):
+def test_refused_options_of_training(section, said):
     with pytest.raises(UserError) as error:
-        from_mapping(kind, section, "c.yaml: training")
+        from_mapping(Training, section, "c.yaml: training")
     assert said in str(error.value) and str(error.value).startswith("c.yaml")
 
 
@@ -194,6 +253,8 @@ def test_refused_options_of_training(kind, section, said):
         (UtteranceTraining, {"accum_grad": 0}, "'accum_grad' is 0: input should be greater"),
         (UtteranceTraining, {"batch_bins": 0}, "'batch_bins' is 0: input should be greater"),
         (UtteranceTraining, {"stack": 4}, "stack"),
+        (UtteranceTraining, {"grad_clip": -1.0}, "grad_clip"),
+        (ClipTraining, {"grad_clip": -1.0}, "grad_clip"),
         (ClipTraining, {"batch_size": 0}, "'batch_size' is 0: input should be greater"),
         (ClipTraining, {"stack": 0}, "'stack' is 0: input should be greater"),
         (ClipTraining, {"stack_mb": 0}, "'stack_mb' is 0: input should be greater"),
@@ -213,13 +274,10 @@ def test_refused_options_of_a_task(kind, section, said):
         ("sgd", {"momentum": "x", "lr": 0.1}),
         ("sgd", {"nesterov": True, "lr": 0.1}),
         ("adam", {"lr": -1.0}),
-        ("adam", {"lr": "x"}),
         ("adam", {"lr": math.nan}),
-        ("adam", {"lr": [1, 2]}),
         ("adam", {"amsgrad": "x"}),
         ("adam", {"betas": 3}),
         ("adam", {"betas": [0.9]}),
-        ("adam", {"eps": "x"}),
         ("adam", {"foreach": True}),
         ("adamw", {"weight_decay": "x"}),
         ("adamw", {"differentiable": True}),
