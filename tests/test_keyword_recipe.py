@@ -234,27 +234,20 @@ def test_killed_and_rerun(alone, tmp_path):
     assert outcome(recipe) == outcome(first)
 
 
-def test_help_and_wrong_options(alone):
+def test_wrong_options(alone):
     recipe, _ = alone
     words, environment = command(recipe)
-    shown = run(words[0], "--help", env=environment).ok()
-    assert "--stop_stage" in shown.out + shown.err
-    assert run(words[0], "--methodss", "fedavg", env=environment).code == 2
 
     def wrong(code: int, said: str, *more: str) -> None:
         found = run(words[0], *more, "--stop_stage", "0", env=environment, cwd=recipe)
         assert (found.code, found.err.count("\n")) == (code, 1) and said in found.err
 
-    # Without quotes, the second word and all options after it would be ignored.
-    wrong(2, "unexpected argument 'fedkws_ui'", "--methods", "fedavg", "fedkws_ui")
-    wrong(2, "--tag 'a b': use letters", "--tag", "a b")
     wrong(2, "--networks is empty", "--networks", " ")
     wrong(2, "--seeds: '01' is not of the form", "--seeds", "1 01")
     wrong(2, "--seeds: 5 is given twice", "--seeds", "5 4 5")
     wrong(2, "--tasks: '36' is not of the form keywords|words", "--tasks", "12 36")
     wrong(2, "--tasks: keywords is given twice", "--tasks", "12 keywords")
     wrong(2, "--silence must be true or false, not 'no'", "--silence", "no")
-    wrong(2, "--ngpu: '2' is not of the form 0|1", "--ngpu", "2")
     wrong(2, "--ablations must be one word, not 'true false'", "--ablations", "true false")
     # Before hours of corpus preparation:
     wrong(1, "conf/none.yaml: cannot be read", "--config", "conf/none.yaml")

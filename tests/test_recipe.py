@@ -231,18 +231,6 @@ def test_reruns_from_stage_6(alone):
     assert outcome(recipe) == before
 
 
-def test_help_and_wrong_options(alone):
-    recipe, _ = alone
-    words, environment = command(recipe)
-    shown = run(words[0], "--help", env=environment).ok()
-    assert "--stop_stage" in shown.out + shown.err
-    wrong = run(words[0], "--stagee", "3", env=environment)
-    assert wrong.code == 2
-    assert "stagee" in wrong.err
-    stray = run(words[0], "--methods", "client", "fedavg", env=environment)
-    assert stray.code == 2 and "unexpected argument 'fedavg'" in stray.err
-
-
 def test_the_readme_tells_all_options_and_no_others():
     folder = ROOT / "egs/commonvoice/asr1"
     above, _, _ = (folder / "run.sh").read_text().partition(". utils/parse_options.sh")
