@@ -11,7 +11,7 @@ from pathlib import Path
 import fakes
 import yaml
 from conftest import ROOT
-from forked import first_unforked, forked
+from forked import forked
 
 TINY = {
     "tokens": {"token_type": "char", "vocab_size": 32},
@@ -64,14 +64,8 @@ def make_checkout(folder: Path) -> Path:
     return recipe
 
 
-def command(
-    recipe: Path, *more: str, first: Path | None = None
-) -> tuple[list[str], dict[str, str]]:
-    """Return the recipe's command line and its environment.
-
-    Args:
-        first: a folder for `first_unforked`; without one, all commands are forks.
-    """
+def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
+    """Return the recipe's command line and its environment."""
     corpus = (recipe.parents[3] / "environment").read_text()
     environment = {
         **os.environ,
@@ -81,5 +75,4 @@ def command(
     fixed = ["--tag", "fake", "--release", "fake", "--config", "tiny.yaml", "--nj", "2"]
     fixed += ["--seeds", "3", "--split_seed", "3", "--common_sentences", "keep"]
     hours = ["--hours", "0.6,0.2,0.2", "--methods", "client fedavg", "--speeds", "1.0 1.1"]
-    environment = first_unforked(environment, first) if first else forked(environment)
-    return [str(recipe / "run.sh"), *fixed, *hours, *more], environment
+    return [str(recipe / "run.sh"), *fixed, *hours, *more], forked(environment)

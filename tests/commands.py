@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from forked import KIND, forked, programs
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -40,31 +42,41 @@ class Result:
         return self
 
 
-def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> Result:
-    """Run any command to its end."""
-    done = subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **(env or {})},
-        cwd=cwd or ROOT,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    return Result(done.returncode, done.stdout, done.stderr)
+def start(
+    *command: str | Path, env: dict[str, str] | None = None, cold: bool = False, **settings
+) -> subprocess.Popen:
+    """Start a command; of Python's programs, those named in `forked` are forks of a server.
+
+    Args:
+        env: variables that are added to those of this process. A PATH of its own is left as it is.
+        cold: give every program an interpreter of its own, as a user's has.
+        settings: of `subprocess.Popen`.
+    """
+    words, environment = [str(part) for part in command], {**os.environ, **(env or {})}
+    if not cold and (folder := programs()):
+        if words[0] == sys.executable:
+            words[0] = str(folder / "python3")
+        if environment["PATH"] == os.environ["PATH"]:
+            environment = forked(environment)
+    fixed = {"stdin": subprocess.DEVNULL, "cwd": ROOT, "text": True}
+    return subprocess.Popen(words, env=environment, **fixed | settings)
+
+
+def run(*command: str | Path, cwd: Path | None = None, input: str | None = None, **how) -> Result:
+    """Run any command to its end; `how` has arguments of `start`."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if input is not None:
+        pipes["stdin"] = subprocess.PIPE
+    with start(*command, cwd=cwd or ROOT, **pipes, **how) as process:
+        out, err = process.communicate(input)
+    return Result(process.returncode, out, err)
 
 
 def kill_when(command: list[str], env: dict[str, str], folder: Path, pattern: str) -> None:
     """Start a command, and kill it by SIGKILL as soon as a directory has a file of a given name."""
     assert not list(folder.glob(pattern)), f"{pattern} is there before the command"
-    process = subprocess.Popen(
-        command,
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = start(*command, env=env, start_new_session=True, **silent)
     while process.poll() is None and not any(folder.glob(pattern)):
         time.sleep(0.01)
     assert process.poll() is None, f"ended, with or without {pattern}"
@@ -72,9 +84,9 @@ def kill_when(command: list[str], env: dict[str, str], folder: Path, pattern: st
     process.wait()
 
 
-def fedtools(*arguments: str | Path, **kwargs) -> Result:
+def fedtools(*arguments: str | Path, **how) -> Result:
     """Run `fedtools ...` in a process of its own."""
-    return run(sys.executable, "-m", "fedtools", *arguments, **kwargs)
+    return run(sys.executable, "-m", "fedtools", *arguments, **how)
 
 
 def contents(paths: Iterable[Path]) -> dict[Path, bytes]:
@@ -97,7 +109,8 @@ def torchless(folder: Path) -> dict[str, str]:
     """Return an environment in which `import torch` fails, by a module in `folder`."""
     folder.mkdir()
     (folder / "torch.py").write_text("raise ModuleNotFoundError('no torch here', name='torch')\n")
-    return {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return {"PYTHONPATH": path, KIND: "light"}
 
 
 def inside(*arguments: str | Path) -> Result:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from commands import ROOT, Result, run, torchless
+from forked import KIND
 
 CLIENTS = [f"c{number}" for number in range(7)]
 
@@ -137,7 +138,7 @@ def fedtools(world: Path, *arguments: object) -> Result:
 
 def environment(world: Path) -> dict[str, str]:
     path = os.pathsep.join([str(world / "torchless"), str(ROOT)])
-    return {"FEDTOOLS_PATH": str(world / "plugin"), "PYTHONPATH": path}
+    return {"FEDTOOLS_PATH": str(world / "plugin"), "PYTHONPATH": path, KIND: "light"}
 
 
 def begin(world: Path, path: Path, *more: str) -> Path:

@@ -1,12 +1,14 @@
-"""Stand-in for a Python program that runs as a fork of `fork_server.py`, with all modules imported.
+"""Stand-in for a Python program that runs as a fork of `fork_server.py`, with packages imported.
 
-    python -IS fork_client.py FOLDER OWNER PROGRAM ARGUMENT...
+    python -IS fork_client.py FOLDER OWNER STATE PATH KIND PROGRAM ARGUMENT...
 
 The fork gets what the program would get: arguments, folder, environment, umask, every open file,
 and the ignored signals. A signal to this process is passed to the fork. If this process dies, even
 by SIGKILL, so do the fork and all it started, before the death of this one is visible; this process
-ends as the fork ends. FOLDER has a server for each environment in which modules were imported,
-named by `kept()`; the first client that needs one starts it, and it ends with the process OWNER.
+ends as the fork ends. FOLDER has one server of each KIND, which the first client starts, and which
+ends with the process OWNER; its PYTHONPATH is PATH. In an environment in which packages could be
+imported differently, whose `kept()` is not STATE or which has a sitecustomize.py, the program gets
+an interpreter of its own.
 
 It starts in 15 milliseconds: it imports nothing but what an interpreter has built in.
 """
@@ -23,18 +25,21 @@ import sys
 
 # Variables that a module may read when it is imported, by the beginnings of their names.
 IMPORTED_WITH = (
-    "OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ GOTO_ BLIS_ NUMEXPR_ NUMBA_ PYTHON VIRTUAL_ENV LD_ GLIBC_ "
-    "FEDTOOLS_PATH MALLOC_ CUDA_ TORCH PYTORCH_ KINETO_ MPL TQDM_ LC_ LANG TZ HOME XDG_ TMP TEMP"
+    "OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ GOTO_ BLIS_ NUMEXPR_ NUMBA_ PYTHON LD_ GLIBC_ MALLOC_ "
+    "TORCH PYTORCH_ KINETO_ MPL TQDM_ LC_ LANG"
 ).split()
+# The server reads it again for each fork.
+READ_AGAIN = b"PYTHONPATH"
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
 def kept(environment: dict) -> str:
-    """Return the name of the state that a server and the programs it runs must share."""
+    """Return a digest of the variables that a server and the programs it runs must share."""
     found = sorted(
         (name, value)
         for name, value in environment.items()
         if name.startswith(tuple(os.fsencode(prefix) for prefix in IMPORTED_WITH))
+        and name != READ_AGAIN
     )
     digest = 0
     for byte in marshal.dumps(found, 2):
@@ -42,9 +47,9 @@ def kept(environment: dict) -> str:
     return f"{digest:016x}"
 
 
-def connect(folder: str, owner: str) -> _socket.socket:
-    """Return a connection to this environment's server, which is started if there is none."""
-    path = f"{folder}/{kept(os.environb)}"
+def connect(folder: str, kind: str, owner: str, modules: str) -> _socket.socket:
+    """Return a connection to a server, which is started if there is none."""
+    path = f"{folder}/{kind}"
     for begun in (False, True):
         # The process that starts a server holds the lock until it listens, or has failed.
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -53,7 +58,7 @@ def connect(folder: str, owner: str) -> _socket.socket:
             return connected(path)
         except OSError:
             if not begun:
-                begin(path, owner, lock)
+                begin(path, kind, owner, modules, lock)
         finally:
             os.close(lock)
     sys.exit(f"fork_client.py: no server, see {path}.log")
@@ -65,7 +70,7 @@ def connected(path: str) -> _socket.socket:
     return connection
 
 
-def begin(path: str, owner: str, lock: int) -> None:
+def begin(path: str, kind: str, owner: str, modules: str, lock: int) -> None:
     """Start a server, in a session of its own so that signals to this process do not reach it."""
     if os.fork():
         return
@@ -82,11 +87,14 @@ def begin(path: str, owner: str, lock: int) -> None:
     # Forks are measured, see covered.py, not the server.
     os.environ.pop("COVERAGE_PROCESS_START", None)
     server = os.path.join(os.path.dirname(__file__), "fork_server.py")
-    os.execv(sys.executable, [sys.executable, server, path, owner])
+    words = [sys.executable, server, path, owner, kind]
+    os.execve(sys.executable, words, dict(os.environ) | {"PYTHONPATH": modules})
 
 
 def main() -> None:
-    folder, owner, program, *words = sys.argv[1:]
+    folder, owner, state, path, kind, program, *words = sys.argv[1:]
+    if kept(os.environb) != state or has_start():
+        os.execv(sys.executable, [sys.executable, program, *words])
     numbers = [n for n in map(int, os.listdir("/proc/self/fd")) if is_open(n)]
     ignored = [
         n for n in range(1, 32) if _signal.getsignal(n) == _signal.SIG_IGN and n not in (13, 25)
@@ -96,7 +104,7 @@ def main() -> None:
     _signal.pthread_sigmask(_signal.SIG_BLOCK, forwarded)
     umask = os.umask(0)
     os.umask(umask)
-    connection = connect(folder, owner)
+    connection = connect(folder, kind, owner, path)
     # Our end stays open until this process ends, by which the kernel notifies the fork.
     _ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
     request = (program, words, os.getcwd(), dict(os.environb), umask, ignored, numbers)
@@ -116,6 +124,12 @@ def main() -> None:
         _signal.signal(-status, _signal.SIG_DFL) if -status != _signal.SIGKILL else None
         os.kill(os.getpid(), -status)
     os._exit(status)
+
+
+def has_start() -> bool:
+    """Return whether an interpreter would begin with a file of its user's."""
+    entries = os.environ.get("PYTHONPATH", "").split(":")
+    return any(os.access(f"{entry}/sitecustomize.py", os.R_OK) for entry in entries if entry)
 
 
 def is_open(number: int) -> bool:
@@ -145,4 +159,5 @@ def received(connection: _socket.socket) -> int:
     return int.from_bytes(data, "big", signed=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Run Python programs in forks of this process, which has imported all modules and has no threads.
+"""Run Python programs in forks of this process, which has imported other packages, and no threads.
 
 `fork_client.py` requests them, and passes on its caller's arguments, environment and files.
 """
@@ -13,69 +13,87 @@ import importlib
 import io
 import marshal
 import os
+import runpy
 import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
+import time
 import traceback
 import types
-from collections.abc import Sequence
 from pathlib import Path
 
 from covered import measure_fork
 
-ROOT = Path(__file__).resolve().parent.parent
+# What multiprocessing starts: the program beside the socket, which requests a fork.
+SPAWNED = str(Path(sys.argv[1]).with_name("bin") / "python3")
 # Kills its process, and group, when the file descriptor it is set for becomes readable: fcntl.h.
 F_SETSIG = 10
-# Slow imports that commands make at run time.
-LATE = (
-    "PIL.Image",
+# What is slow to import and not ours, by kind of server. A fork imports all modules of fedtools
+# itself, so that one which imports too little fails as it would for a user.
+LIGHT = (
+    "annotated_types",
+    "argparse",
     "coverage",
-    "espnet2.asr.encoder.conformer_encoder",
-    "espnet2.asr.encoder.transformer_encoder",
-    "espnet2.asr.espnet_model",
-    "flashlight.lib.text.decoder.kenlm",
-    "kenlm",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.figure",
-    "matplotlib.pyplot",
+    "espeakng_loader",
+    "kaldiio",
     "multiprocessing.spawn",
     "numpy.random",
     "pydantic.json_schema",
     "pydantic.plugin._loader",
     "pydantic.type_adapter",
+    "safetensors.numpy",
+    "soundfile",
+    "threadpoolctl",
+    "tqdm",
+    "typer.core",
+    "uuid",
+    "yaml",
+)
+HEAVY = (
+    "PIL.Image",
+    "espnet2.asr.encoder.conformer_encoder",
+    "espnet2.asr.encoder.transformer_encoder",
+    "espnet2.asr.espnet_model",
+    "espnet2.lm.transformer_lm",
+    "flashlight.lib.text.decoder.kenlm",
+    "kaldi_native_fbank",
+    "kenlm",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "matplotlib.pyplot",
+    "num2words",
+    "safetensors.torch",
+    "scipy.optimize",
+    "scipy.signal",
     "scipy.stats",
     "sentencepiece",
+    "sklearn.cluster",
+    "sklearn.linear_model",
+    "sklearn.manifold",
+    "sklearn.metrics",
+    "soxr",
     "tensorboard.compat.proto.event_pb2",
     "tensorboard.summary.writer.record_writer",
+    "tokenizers",
     "torch._dynamo",
-    "uuid",
+    "torch.func",
+    "transformers",
 )
+KINDS = {"light": LIGHT, "torch": (*LIGHT, *HEAVY)}
 
 
-def preload(names: Sequence[str] = ()) -> None:
-    """Import modules, and those of the commands, once; start no thread."""
-    import typer
-
-    import fedtools.cli
-
-    groups = (f"fedtools.cli.{path.stem}" for path in (ROOT / "fedtools/cli").glob("[a-z]*.py"))
-    for name in (*groups, *names):
+def preload(kind: str) -> None:
+    """Import the modules of a kind of server once; start no thread."""
+    for name in KINDS[kind]:
         importlib.import_module(name)
-    # `main` calls it without arguments in both forms; building it takes longer than most commands.
-    if isinstance(fedtools.cli.app, typer.Typer):
-        fedtools.cli.app = typer.main.get_command(fedtools.cli.app)
+    ours = [name for name in sys.modules if name.partition(".")[0] == "fedtools"]
+    assert not ours, f"imported before a fork: {ours}"
     # A collection in a child would write to, and so copy, every page of these objects.
     gc.collect()
     gc.freeze()
-
-
-def packages() -> list[str]:
-    """Return the names of all modules of fedtools, except the one that runs it."""
-    found = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / "fedtools").rglob("*.py"))
-    names = [".".join(path.parts).removesuffix(".__init__") for path in found]
-    return sorted(name for name in names if not name.endswith("__main__"))
 
 
 def serve(listener: socket.socket, owner: int) -> None:
@@ -147,9 +165,8 @@ def become(request: tuple, files: list[int]) -> None:
         take_files(files[1:], numbers, end_with(files[0], max(numbers, default=2) + 1))
         set_signals(ignored)
         os.umask(umask)
-        os.environb.clear()
-        os.environb.update(environment)
         os.chdir(folder)
+        set_environment(environment)
         measure_fork()
         code = run(program, words)
     except BaseException:
@@ -192,6 +209,20 @@ def take_files(files: list[int], numbers: list[int], above: int) -> None:
         os.close(one)
 
 
+def set_environment(environment: dict[bytes, bytes]) -> None:
+    """Replace the environment, and what this process has read from it."""
+    ours, theirs = (
+        [str(Path(one).absolute()) for one in os.fsdecode(found).split(os.pathsep) if one]
+        for found in (os.environb.get(b"PYTHONPATH", b""), environment.get(b"PYTHONPATH", b""))
+    )
+    sys.path[1:] = dict.fromkeys([*theirs, *(one for one in sys.path[1:] if one not in ours)])
+    sys.path_importer_cache.clear()
+    os.environb.clear()
+    os.environb.update(environment)
+    time.tzset()
+    tempfile.tempdir = None
+
+
 def set_signals(ignored: list[int]) -> None:
     """Handle signals like a freshly started Python."""
     for number in (signal.SIGCHLD, *ignored):
@@ -201,13 +232,13 @@ def set_signals(ignored: list[int]) -> None:
 
 
 def run(program: str, words: list[str]) -> int:
-    """Run a script, or the code behind `-c`, as the interpreter would; return its exit status."""
+    """Run a script, or what follows `-c` or `-m`, as the interpreter would; return its status."""
     import numpy
-    import torch
 
     # `random` reseeds itself.
     numpy.random.seed()
-    torch.default_generator.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
     set_streams()
     code = 1
     try:
@@ -260,8 +291,11 @@ def execute(program: str, words: list[str]) -> None:
     main = types.ModuleType("__main__")
     main.__builtins__ = __builtins__
     # Processes that it starts by "spawn" arrive here, too.
-    if client := os.environ.get("FORK_CLIENT_PYTHON"):
-        importlib.import_module("multiprocessing.spawn").set_executable(client)
+    importlib.import_module("multiprocessing.spawn").set_executable(SPAWNED)
+    if program == "-m":
+        sys.modules["__main__"], sys.argv, sys.path[0] = main, ["-m", *words[1:]], str(Path.cwd())
+        runpy._run_module_as_main(words[0])
+        return
     if program == "-c":
         source, sys.argv, sys.path[0] = words[0], ["-c", *words[1:]], ""
     else:
@@ -272,16 +306,17 @@ def execute(program: str, words: list[str]) -> None:
     exec(compile(source, program, "exec"), vars(main))
 
 
-def start(path: str, owner: int) -> None:
-    """Import all modules, listen, and release the lock, which is descriptor 3."""
+def start(path: str, owner: int, kind: str) -> None:
+    """Import third-party modules, listen, and release the lock, which is descriptor 3."""
     # This file's folder is not on any program's path.
     sys.path[0] = ""
-    preload([*packages(), *LATE])
+    preload(kind)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         # Left over from a dead server.
         Path(path).unlink(missing_ok=True)
         listener.bind(path)
         listener.listen(128)
+        Path(f"{path}.pid").write_text(str(os.getpid()))
         os.close(3)
         # So that a server's first fork is like all others: the linear algebra library ends its
         # threads before a fork.
@@ -295,4 +330,4 @@ def start(path: str, owner: int) -> None:
 
 
 if __name__ == "__main__":
-    start(sys.argv[1], int(sys.argv[2]))
+    start(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -1,6 +1,7 @@
-"""Programs for PATH that are run by forks of a server: see `fork_client.py`.
+"""Programs for PATH that are run by forks of servers: see `fork_client.py`.
 
-Recipes start some ninety short processes, each of which would spend two seconds importing torch.
+A run of all tests starts some thousand short processes, each of which would spend two seconds
+importing torch.
 """
 
 from __future__ import annotations
@@ -11,34 +12,36 @@ import sys
 import tempfile
 from pathlib import Path
 
+from fork_client import kept
+
 # The directory of the servers and the programs, shared by all processes of a test run.
 FOLDER = "FEDTOOLS_TESTS_FORKS"
+# In the environment of one program, the kind of server that runs it: "light" or "torch".
+KIND = "FEDTOOLS_TESTS_KIND"
 CLIENT = Path(__file__).with_name("fork_client.py")
 FEDTOOLS = """\
 #!/bin/sh
-exec {client} {fedtools} "$@"
+exec {client} "${{{kind}:-torch}}" {fedtools} "$@"
 """
-# Scripts of recipes, and processes that multiprocessing spawns; everything else is not forked.
+# Scripts, `-c`, `-m fedtools`, and processes that multiprocessing spawns; everything else is not forked.
+# Scripts find packages without torch imported, except those that train or draw.
 PYTHON = """\
 #!/bin/sh
 case "$*" in
     *" --multiprocessing-fork")
         # Options of an interpreter come from its environment, which a server has, too.
         while [ "$1" != -c ]; do shift; done
-        exec {client} "$@"
+        exec {client} "${{{kind}:-torch}}" "$@"
         ;;
 esac
-case $1 in *local/*.py) exec {client} "$@" ;; esac
+case $1 in
+    -c | {heavy}) exec {client} "${{{kind}:-torch}}" "$@" ;;
+    *.py) exec {client} light "$@" ;;
+esac
+case "$1 $2" in "-m fedtools") exec {client} "${{{kind}:-torch}}" "$@" ;; esac
 exec {python} "$@"
 """
-# A command's first call has a process of its own; a directory per command records that it had one.
-FIRST = """\
-#!/bin/sh
-name=$1
-case $1 in attack) name="$1 $2" ;; esac
-if mkdir -- {begun}/"$name" 2>/dev/null; then exec {fedtools} "$@"; fi
-exec {forked} "$@"
-"""
+HEAVY = ("landscape.py", "price.py")
 
 
 def make_folder(owner: int) -> Path:
@@ -46,45 +49,39 @@ def make_folder(owner: int) -> Path:
     # Not in pytest's directory: a socket's path is at most 107 bytes long.
     folder = Path(tempfile.mkdtemp(prefix="forks."))
     programs = Path(sys.executable).parent
-    words = (sys.executable, "-IS", CLIENT, folder, owner)
-    quoted = {
+    words = (sys.executable, "-IS", CLIENT, folder, owner, kept(dict(os.environb)))
+    words += (os.environ.get("PYTHONPATH", ""),)
+    texts = {
         "client": shlex.join(map(str, words)),
         "fedtools": shlex.quote(str(programs / "fedtools")),
         "python": shlex.quote(sys.executable),
+        "heavy": " | ".join(f"*local/{name}" for name in HEAVY),
+        "kind": KIND,
     }
     (folder / "bin").mkdir()
     for name, text in (("fedtools", FEDTOOLS), ("python3", PYTHON)):
         program = folder / "bin" / name
-        program.write_text(text.format(**quoted))
+        program.write_text(text.format(**texts))
         program.chmod(0o755)
     return folder
 
 
+def programs() -> Path | None:
+    """Return the directory of the programs, if this process belongs to a run of tests."""
+    folder = os.environ.get(FOLDER)
+    return Path(folder) / "bin" if folder else None
+
+
 def forked(environment: dict[str, str]) -> dict[str, str]:
-    """Return an environment in which fedtools and the scripts of recipes are forks of a server."""
-    programs = f"{os.environ[FOLDER]}/bin"
-    path = f"{programs}:{environment['PATH']}"
-    return environment | {"PATH": path, "FORK_CLIENT_PYTHON": f"{programs}/python3"}
+    """Return an environment in which fedtools and Python's scripts are forks of a server."""
+    return environment | {"PATH": f"{programs()}:{environment['PATH']}"}
 
 
-def first_unforked(environment: dict[str, str], folder: Path) -> dict[str, str]:
-    """Return an environment in which each fedtools command is a fork from its second call on.
-
-    First calls and all scripts have an interpreter of their own, as a user's have.
-
-    Args:
-        environment: with the real programs on its PATH.
-        folder: for a program, and for a record of each command that was called.
-    """
-    begun = folder / "begun"
-    begun.mkdir(parents=True)
-    named = {
-        "begun": begun,
-        "fedtools": Path(sys.executable).parent / "fedtools",
-        "forked": Path(os.environ[FOLDER]) / "bin" / "fedtools",
-    }
-    quoted = {name: shlex.quote(str(path)) for name, path in named.items()}
-    program = folder / "fedtools"
-    program.write_text(FIRST.format(**quoted))
-    program.chmod(0o755)
-    return forked(environment) | {"PATH": f"{folder}:{environment['PATH']}"}
+def seconds() -> float:
+    """Return the processor time of the servers and of their forks that have ended."""
+    ticks = 0
+    for file in Path(os.environ[FOLDER]).glob("*.pid"):
+        stat = Path(f"/proc/{file.read_text()}/stat").read_text()
+        # Of itself and of its children, user and system.
+        ticks += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -10,7 +10,7 @@ from pathlib import Path
 import fakes
 import yaml
 from conftest import ROOT
-from forked import first_unforked, forked
+from forked import forked
 
 TINY = {
     "task": "kws",
@@ -45,9 +45,7 @@ def make_checkout(folder: Path) -> Path:
     return recipe
 
 
-def command(
-    recipe: Path, *more: str, first: Path | None = None
-) -> tuple[list[str], dict[str, str]]:
+def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
     """Return the recipe's command line and its environment; see `asr_checkout.command`."""
     corpus = recipe.parents[3] / "a corpus" / "speech & commands"
     if not corpus.exists():
@@ -61,5 +59,6 @@ def command(
     fixed = ["--tag", "fake", "--release", "fake", "--config", "tiny.yaml", "--seeds", "0"]
     fixed += ["--min_clips", "2", "--landscape_clips", "10", "--tasks", "keywords words"]
     grid = ["--networks", "dscnn", "--methods", "centralized fedavg fedkws_ui"]
-    environment = first_unforked(environment, first) if first else forked(environment)
-    return [str(recipe / "run.sh"), *fixed, *grid, "--ablations", "false", *more], environment
+    return [str(recipe / "run.sh"), *fixed, *grid, "--ablations", "false", *more], forked(
+        environment
+    )

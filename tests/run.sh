@@ -38,9 +38,6 @@ if [[ -n $missing ]]; then
 fi
 utils/build_kenlm.sh
 
-# Threads that spin while they wait take the cores from the other worker: a test in double precision
-# took 29 seconds of processor time on a busy machine, and takes 4.
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 # Tests of a file share expensive fixtures, and so a process. Skipped tests are listed with reasons.
 [[ $# -gt 0 ]] || set -- -n 2 --dist loadfile --no-loadscope-reorder --durations=20 -rs
 exec python3 -m pytest "$@"

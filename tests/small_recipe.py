@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
-from commands import ROOT, Result
+from commands import ROOT, Result, run
+from forked import forked
 
 UTILS = ROOT / "utils"
 RUN = """set -euo pipefail
@@ -32,8 +32,8 @@ def make_recipe(folder: Path, world: Path, commands: str = "train_cmd=utils/run.
     """
     folder.mkdir(exist_ok=True)
     (folder / "utils").symlink_to(UTILS)
-    python = shlex.quote(str(Path(sys.executable).parent))
-    (folder / "path.sh").write_text(f"export PATH={python}:$PATH\n")
+    path = forked({"PATH": str(Path(sys.executable).parent)})["PATH"]
+    (folder / "path.sh").write_text(f"export PATH={shlex.quote(path)}:$PATH\n")
     (folder / "db.sh").touch()
     (folder / "cmd.sh").write_text(f"{commands}\n")
     named = {"folder": folder, "config": world / "config.yaml", "utils": UTILS}
@@ -51,6 +51,4 @@ def listed(world: Path, name: str, after: str, *more: str) -> str:
 
 def order(folder: Path, text: str) -> Result:
     """Run waves.py on lines; the list is FOLDER/list."""
-    command = [UTILS / "waves.py", folder / "list"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    return Result(done.returncode, done.stdout, done.stderr)
+    return run(UTILS / "waves.py", folder / "list", input=text)

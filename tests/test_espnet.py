@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import simulated
 import torch
 import yaml
-from conftest import ROOT
+from conftest import run
 from safetensors.numpy import load_file
 
 from fedtools.files.ark import FeatureReader
@@ -98,14 +97,8 @@ def test_espnet_decodes_our_model(world, tmp_path):
     name = data.utterances[0]
     matrix = FeatureReader(data.feats_scp).read(name)
     np.save(tmp_path / "features.npy", matrix)
-    done = subprocess.run(
-        [sys.executable, "-c", SPEECH2TEXT, world / "espnet", tmp_path / "features.npy"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "decoded" in done.stdout
+    words = ("-c", SPEECH2TEXT, world / "espnet", tmp_path / "features.npy")
+    assert "decoded" in run(sys.executable, *words).ok().out
     from fedtools.federation.evaluate import load_average
     from fedtools.federation.federation import Federation
     from fedtools.models.asr import log_posteriors

@@ -19,7 +19,7 @@ import keyword_world
 import numpy as np
 import pytest
 import simulated
-from conftest import ROOT, inside, ledger
+from conftest import inside, ledger, start
 from safetensors.numpy import load_file, save_file
 
 from fedtools.federation.evaluations import read_evaluation
@@ -54,9 +54,9 @@ def copied(reference, tmp_path) -> Path:
 
 def test_nobody_disturbs_who_runs_the_rounds(world, reference, tmp_path):
     path = counts.begin(world, tmp_path / "exp")
-    env = {**os.environ, **counts.environment(world), "SLOW": "2"}
+    env = {**counts.environment(world), "SLOW": "2"}
     command = [sys.executable, "-m", "fedtools", "rounds", str(path), "--nj", "2"]
-    running = subprocess.Popen(command, env=env, cwd=ROOT, stderr=subprocess.DEVNULL)
+    running = start(*command, env=env, stderr=subprocess.DEVNULL)
     while not (path / "round_0001" / "jobs").exists():
         time.sleep(0.01)
     for other in (
@@ -76,9 +76,9 @@ def test_nobody_disturbs_who_runs_the_rounds(world, reference, tmp_path):
 @pytest.mark.parametrize("victim", ["worker", "parent"])
 def test_a_process_that_is_killed_leaves_one_line_at_most(world, reference, tmp_path, victim):
     path = counts.begin(world, tmp_path / "exp")
-    env = {**os.environ, **counts.environment(world), "SLOW": "1"}
+    env = {**counts.environment(world), "SLOW": "1"}
     command = [sys.executable, "-m", "fedtools", "rounds", str(path), "--nj", "2"]
-    running = subprocess.Popen(command, env=env, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    running = start(*command, env=env, stderr=subprocess.PIPE)
     while not list(path.glob("round_0001/.update*.tmp")):
         time.sleep(0.01)
     found = list(workers(running.pid))
@@ -114,9 +114,9 @@ def alive(process: int) -> bool:
 def test_one_job_at_a_time_but_jobs_side_by_side(world, tmp_path):
     path = counts.begin(world, tmp_path / "exp")
     counts.fedtools(world, "sample", path, "--nj", "2").ok()
-    env = {**os.environ, **counts.environment(world), "SLOW": "2"}
+    env = {**counts.environment(world), "SLOW": "2"}
     command = [sys.executable, "-m", "fedtools", "train-local", str(path), "--job", "1"]
-    running = subprocess.Popen(command, env=env, cwd=ROOT)
+    running = start(*command, env=env)
     while not (path / ".locks" / "round-1-job-1").exists():
         time.sleep(0.01)
     counts.fedtools(world, "train-local", path, "--job", "1").fails(1, "(round-1-job-1)")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from conftest import ROOT
+from commands import start
 
 from fedtools.audio.features import FeatureConfig, client_order, compute
 from fedtools.audio.wave import AudioError, read_wave, resample
@@ -318,12 +318,12 @@ def test_a_segment_is_a_slice_of_its_recording(tmp_path, kind):
     soundfile.write(file, sound(2), RATE)
     whole, rate, channels = read_wave(str(file))
     assert rate == RATE and channels == 1 and whole.dtype == np.float32 and np.abs(whole).max() <= 1
-    for start, end in ((0.0, 0.5), (0.73, 1.31), (1.5, -1), (1.0, 2.4)):
-        first, last = int(start * rate), len(whole) if end == -1 else int(end * rate)
-        np.testing.assert_array_equal(read_wave(str(file), start, end)[0], whole[first:last])
-    for start, end in ((2.5, 3.0), (1.0, 3.0), (0.5, 0.5)):
+    for begin, end in ((0.0, 0.5), (0.73, 1.31), (1.5, -1), (1.0, 2.4)):
+        first, last = int(begin * rate), len(whole) if end == -1 else int(end * rate)
+        np.testing.assert_array_equal(read_wave(str(file), begin, end)[0], whole[first:last])
+    for begin, end in ((2.5, 3.0), (1.0, 3.0), (0.5, 0.5)):
         with pytest.raises(AudioError) as caught:
-            read_wave(str(file), start, end)
+            read_wave(str(file), begin, end)
         assert caught.value.reason == "segment outside of its recording"
 
 
@@ -426,7 +426,7 @@ def test_a_killed_job_is_done_again_whole(data, tmp_path, cli):
     tables.write()
     ark = tmp_path / "ark"
     command = [sys.executable, "-m", "fedtools", "extract-features", str(data), str(ark)]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    process = start(*command, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not any(file.stat().st_size for file in ark.glob(".feats.1.ark.*.tmp")):
         assert process.poll() is None and time.monotonic() < deadline

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, fedtools, run, torchless
 from forked import forked
 
 TELLS = """\
@@ -170,7 +170,7 @@ SPAWNS = """\
 import multiprocessing, os, sys
 
 def told(pipe):
-    pipe.send((__name__, os.getppid(), "fedtools.cli.federation" in sys.modules))
+    pipe.send((__name__, os.getppid(), "torch" in sys.modules))
     multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
     open("ended", "w").close()
 
@@ -215,6 +215,41 @@ def test_threads_are_as_its_environment_says(programs, environment):
     assert said == [real.stdout.strip(), "1"]
 
 
+@pytest.mark.parametrize(("kind", "torch"), [("light", False), ("torch", True)])
+def test_it_finds_packages_imported_but_none_of_our_own(programs, environment, kind, torch):
+    code = "import sys\nprint('numpy' in sys.modules, 'torch' in sys.modules)\n"
+    code += "print([name for name in sys.modules if name.startswith('fedtools')])\n"
+    script = programs / {"light": "prepare.py", "torch": "price.py"}[kind]
+    script.write_text(f"#!/usr/bin/env python3\n{code}")
+    script.chmod(0o755)
+    for words in ([script], ["python3", script]):
+        said = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        assert said.stdout == f"True {torch}\n[]\n", said.stderr
+
+
+def test_other_variables_of_an_interpreter_give_it_one_of_its_own(programs, environment):
+    code = "import sys; print(sys.flags.hash_randomization, 'numpy' in sys.modules)"
+    for more, said in (({}, "1 True\n"), ({"PYTHONHASHSEED": "0"}, "0 False\n")):
+        process = fork(programs, environment | more, code, stdout=subprocess.PIPE)
+        assert process.communicate()[0] == said
+
+
+def test_it_imports_from_its_own_folders(programs, environment):
+    (programs / "own").mkdir()
+    (programs / "own" / "mine.py").write_text("said = 1")
+    code = "import mine, sys; print(mine.said, sys.path[1])"
+    more = {"PYTHONPATH": f"{programs / 'own'}:{os.environ.get('PYTHONPATH', '')}"}
+    process = fork(programs, environment | more, code, stdout=subprocess.PIPE)
+    assert process.communicate()[0] == f"1 {programs / 'own'}\n"
+
+
+def test_torchless_is_without_torch(tmp_path, programs):
+    script = programs / "one.py"
+    script.write_text("import sys\nprint('torch' in sys.modules)\nimport torch\n")
+    found = run(sys.executable, script, env=torchless(tmp_path / "without"))
+    assert found.out == "False\n" and found.err.endswith("ModuleNotFoundError: no torch here\n")
+
+
 def test_fedtools_is_one(environment):
     for words, status in ((["--version"], 0), (["show", "nothing"], 1), (["--nothing"], 2)):
         found = [
@@ -224,6 +259,8 @@ def test_fedtools_is_one(environment):
         ends = [(done.returncode, done.stdout, done.stderr) for done in found]
         assert ends[0] == ends[1] and ends[0][0] == status
         assert ends[0][1] or ends[0][2]
+        found = [fedtools(*words), fedtools(*words, cold=True)]
+        assert found[0] == found[1] and found[0].code == status
 
 
 def test_nobody_reads_what_it_says(programs, environment):

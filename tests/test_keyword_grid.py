@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, run
 from keyword_checkout import TINY
 from keywords import pack
 from scripts import script
@@ -116,7 +115,7 @@ def test_a_round_of_each_row_tells_what_all_will_take(world):
     lines = "".join("\t".join(line) + "\n" for line in listed("--grid", "grid.yaml"))
     Path("exp").mkdir()
     waves = [sys.executable, ROOT / "utils/waves.py", "exp/list"]
-    subprocess.run(waves, input=lines, text=True, check=True)
+    run(*waves, input=lines, cwd=Path.cwd()).ok()
     told = script("price.py", "exp/list", "--config", "grid.yaml", "--nj", 2).ok()
     rows = {line.split()[0]: line.split()[1:] for line in told.out.splitlines()[1:-1]}
     rows.pop("-" * 3, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import inside
+from conftest import inside, start
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nnlm_world import OPTIONS, SMALL, alone, command, ids, network, sentences, write_texts
@@ -203,8 +202,7 @@ def test_dropout_is_there_in_every_epoch_of_training_and_nowhere_else(cli, tmp_p
 def test_a_killed_training_ends_as_if_it_had_not_been(trained, tmp_path):
     write_texts(tmp_path)
     words = [sys.executable, "-m", "fedtools", *map(str, command(tmp_path, tmp_path / "m"))]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+    process = start(*words, stdout=subprocess.DEVNULL)
     while not (tmp_path / "m" / "state.safetensors").exists():
         assert process.poll() is None
         time.sleep(0.002)

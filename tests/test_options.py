@@ -223,4 +223,4 @@ def test_attacks_read_their_options_first(cli, tmp_path):
 
 def test_help_needs_no_pydantic():
     code = "import sys, fedtools.cli; print([m for m in ('pydantic', 'torch') if m in sys.modules])"
-    assert run(sys.executable, "-c", code).ok().out.strip() == "[]"
+    assert run(sys.executable, "-c", code, cold=True).ok().out.strip() == "[]"

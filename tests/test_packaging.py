@@ -32,7 +32,7 @@ def dist(tmp_path_factory) -> Path:
     for name in ("setup.py", "LICENSE", "README.md"):
         shutil.copy(ROOT / name, copy)
     build = (sys.executable, "setup.py", "-q", "sdist", "-d", folder, "bdist_wheel", "-d", folder)
-    run(*build, cwd=copy).ok()
+    run(*build, cwd=copy, cold=True).ok()
     return folder
 
 
@@ -104,7 +104,7 @@ class Checkout:
             shutil.copy(ROOT / "utils" / name, self.root / "utils")
         for name in ("LICENSE", "README.md", "setup.py"):
             shutil.copy(ROOT / name, self.root)
-        run(sys.executable, "-m", "venv", "--without-pip", self.venv).ok()
+        run(sys.executable, "-m", "venv", "--without-pip", self.venv, cold=True).ok()
         self.packages = Path(sysconfig.get_path("purelib", vars={"base": str(self.venv)}))
         self.python = self.venv / "bin" / "python"
 
@@ -128,7 +128,7 @@ class Checkout:
 
     def set_up(self, **env: str):
         env = {"FEDTOOLS_TORCH": "", "FEDTOOLS_PYTHON": ""} | env
-        return run(self.root / "utils/setup.sh", "--venv", self.venv, env=env)
+        return run(self.root / "utils/setup.sh", "--venv", self.venv, env=env, cold=True)
 
     def says(self, line: str) -> list[str]:
         """Return the words that a line of Python prints in the environment."""
@@ -218,7 +218,7 @@ def test_former_packages_of_the_decoder_are_replaced(tmp_path, newer_first):
 
 
 def test_version():
-    assert fedtools("--version").ok().out == f"fedtools {package.__version__}\n"
+    assert fedtools("--version", cold=True).ok().out == f"fedtools {package.__version__}\n"
 
 
 def test_help_imports_nothing_heavy():
@@ -226,7 +226,7 @@ def test_help_imports_nothing_heavy():
     line += "try: main()\nexcept SystemExit: pass\n"
     line += "heavy = {'torch', 'numpy', 'espnet2', 'yaml', 'matplotlib', 'pydantic', 'rich'}\n"
     line += "print(heavy & set(sys.modules))"
-    assert run(sys.executable, "-c", line).ok().out.endswith("set()\n")
+    assert run(sys.executable, "-c", line, cold=True).ok().out.endswith("set()\n")
 
 
 def test_an_unknown_command_is_wrong_usage():

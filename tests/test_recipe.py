@@ -38,7 +38,7 @@ def outcome(recipe: Path) -> dict[str, bytes]:
 def alone(tmp_path_factory) -> tuple[Path, Result]:
     """Run the recipe to its end without interruption, with real commands first."""
     recipe = make_checkout(tmp_path_factory.mktemp("alone"))
-    words, environment = command(recipe, first=recipe.parents[3] / "first calls")
+    words, environment = command(recipe)
     environment = record(recipe.parents[3] / "recorder", environment)
     # From another directory: the recipe must not depend on the current one.
     return recipe, run(*words, env=environment, cwd=recipe.parents[3]).ok()

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from conftest import ROOT, Result, contents, run
 from fakes import some_talks, tedlium
-from forked import first_unforked, forked
+from forked import forked
 from recorder import calls, record
 from safetensors import safe_open
 
@@ -72,7 +72,7 @@ def make_checkout(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Path:
     recipe = make_checkout(tmp_path_factory.mktemp("attack"))
-    call(recipe, first=True).ok()
+    call(recipe).ok()
     # The same features without i-vectors, to a global model.
     (recipe / "data" / "bare").symlink_to("fake")
     (recipe / "exp" / "bare").mkdir()
@@ -92,17 +92,12 @@ def surroundings(recipe: Path) -> dict[str, str]:
     }
 
 
-def call(recipe: Path, *more: str, first: bool = False) -> Result:
-    """Run the recipe, with further options; the first time, also with real commands."""
-    environment = surroundings(recipe)
+def call(recipe: Path, *more: str) -> Result:
+    """Run the recipe, with further options."""
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--layers", "1 3", "--speeds", "1.0 1.1")
     fixed += ("--volumes", "true", "--defences", f"none {DEFENCE}")
     fixed += ("--parts", "relu", "--nj", "1", "--local_epochs", "1")
-    if first:
-        environment = first_unforked(environment, recipe.parents[2] / "first calls")
-    else:
-        environment = forked(environment)
-    environment = record(recipe.parents[2] / "recorder", environment)
+    environment = record(recipe.parents[2] / "recorder", forked(surroundings(recipe)))
     return run(recipe / "run.sh", *fixed, *OPTIONS, *more, env=environment)
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import ROOT, Result, run
 from fakes_ami import ami, some_meetings
-from forked import first_unforked, forked
+from forked import forked
 from recorder import calls, record
 
 from fedtools.files.datadir import read_table, write_table
@@ -47,7 +47,7 @@ def recipe(tmp_path_factory) -> Path:
     recipe = root / "egs" / "ami" / "rescore1"
     for name, content in (("tiny", TINY), ("tuning", FINETUNING)):
         (recipe / f"{name}.yaml").write_text(yaml.safe_dump(content))
-    call(recipe, "--stop_stage", "8", first=True).ok()
+    call(recipe, "--stop_stage", "8").ok()
     set_bonus(recipe, 0)
     call(recipe, "--stage", "9").ok()
     call(recipe, "--epsilon", "0.0").fails(2, "must be above 0")
@@ -56,10 +56,8 @@ def recipe(tmp_path_factory) -> Path:
     return recipe
 
 
-def call(
-    recipe: Path, *more: str, first: bool = False, variables: Mapping[str, str] | None = None
-) -> Result:
-    """Run the recipe, with further options; the first time, also with real commands."""
+def call(recipe: Path, *more: str, variables: Mapping[str, str] | None = None) -> Result:
+    """Run the recipe, with further options."""
     environment = {
         **os.environ,
         "AMI": str(recipe.parents[2] / "ami"),
@@ -69,11 +67,7 @@ def call(
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--finetuning", "tuning.yaml")
     fixed += ("--rounds", "1 2", "--rates", "1e-5 1e-2", "--bonuses", "4", "--nj", "1")
     fixed += ("--draws", "2")
-    if first:
-        environment = first_unforked(environment, recipe.parents[2] / "first calls")
-    else:
-        environment = forked(environment)
-    environment = record(recipe.parents[2] / "recorder", environment)
+    environment = record(recipe.parents[2] / "recorder", forked(environment))
     return run(recipe / "run.sh", *fixed, *more, env=environment)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import keyword_world
 import pytest
 import small_recipe
-from conftest import contents, inside, run
+from conftest import contents, inside, run, start
 from hypothesis import given
 from hypothesis import strategies as st
 from small_recipe import UTILS, listed, order
@@ -198,7 +197,7 @@ def test_a_killed_recipe_leaves_no_array_behind_a_pipe(recipe):
     sleeps = 'sleeps() { cat >lines; array "${train_cmd}" x.JOB.log lines 1 0 bash job.sh; }'
     text = text.replace("train_waves list", f"{sleeps}\necho 1 | sleeps\ntrain_waves list")
     (recipe / "run.sh").write_text(text)
-    killed = subprocess.Popen(["bash", recipe / "run.sh"], stdin=subprocess.DEVNULL)
+    killed = start("bash", recipe / "run.sh")
     wait_until((recipe / "pid").exists)
     pid = int((recipe / "pid").read_text())
     assert alive(pid)
