@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -49,6 +50,10 @@ BEGUN = time.monotonic()
 # while they wait take the cores from the other worker: a test in double precision took 29 seconds
 # of processor time on a busy machine, and takes 4.
 STATE = {"LC_ALL": "C", "OMP_WAIT_POLICY": "passive"}
+# Without it, each of some thousand processes compiles all modules; to rewrite the assertions of all
+# files of tests takes ten seconds.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,10 +85,41 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files."""
+# Tests that only `tests/run.sh --all` runs; each has a case in the short run. They try many moments
+# of a kill, many cuts, many damaged inputs or a cluster.
+LONG = (
+    "test_federation.py::test_killed_at_random_moments[client]",
+    "test_federation.py::test_killed_at_random_moments[centralized]",
+    "test_ranks.py::test_a_rank_that_dies_ends_the_run_and_the_same_command_goes_on[1]",
+    "test_ranks.py::test_a_rank_that_outlives_a_killed_run_does_not_end_the_next",
+    "test_slurm.py::test_a_failure_shows_its_log",
+    "test_slurm.py::test_a_federation_on_the_cluster_gives_the_same_bytes",
+    "test_slurm.py::test_a_killed_submitters_array_never_runs_beside_its_reruns",
+    "test_slurm.py::test_a_rank_that_fails_ends_the_others",
+    "test_slurm.py::test_ranks_are_spread_over_nodes_as_the_config_says",
+    "test_slurm.py::test_rounds_over_ranks_on_two_nodes_give_the_same_bytes",
+    "test_slurm.py::test_sigterm_cancels_the_array",
+    "test_slurm.py::test_waves_of_experiments_on_the_cluster_give_the_same_bytes",
+    "test_soak.py::test_no_input_makes_a_command_fail_otherwise_than_in_one_line",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of the short run."""
+    parser.addoption("--short", action="store_true", help="leave out the tests of conftest.LONG")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the longest files; leave out long tests if told to."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    if config.getoption("short"):
+        long = {item: f"{item.path.name}::{item.name}" for item in items}
+        long = {item: name for item, name in long.items() if name in LONG}
+        if unknown := set(LONG) - set(long.values()):
+            raise pytest.UsageError(f"conftest.LONG: no such tests: {', '.join(sorted(unknown))}")
+        config.hook.pytest_deselected(items=list(long))
+        items[:] = [item for item in items if item not in long]
 
 
 def pytest_terminal_summary(

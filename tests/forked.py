@@ -23,8 +23,8 @@ FEDTOOLS = """\
 #!/bin/sh
 exec {client} "${{{kind}:-torch}}" {fedtools} "$@"
 """
-# Scripts, `-c`, `-m fedtools`, and processes that multiprocessing spawns; everything else is not forked.
-# Scripts find packages without torch imported, except those that train or draw.
+# Scripts of recipes, `-c`, `-m fedtools`, and what multiprocessing spawns; everything else
+# is not forked. Scripts find packages without torch imported, except those that train.
 PYTHON = """\
 #!/bin/sh
 case "$*" in
@@ -36,7 +36,7 @@ case "$*" in
 esac
 case $1 in
     -c | {heavy}) exec {client} "${{{kind}:-torch}}" "$@" ;;
-    *.py) exec {client} light "$@" ;;
+    *local/*.py | *utils/*.py) exec {client} light "$@" ;;
 esac
 case "$1 $2" in "-m fedtools") exec {client} "${{{kind}:-torch}}" "$@" ;; esac
 exec {python} "$@"

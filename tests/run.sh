@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Runs all tests; installs their requirements the first time. Arguments are passed to pytest:
+# Runs the tests; installs their requirements the first time. The last line is what they cost.
 #
-#   tests/run.sh                              all tests, on two cores
-#   tests/run.sh tests/test_score.py -k wer   some
+#   tests/run.sh                              the tests, on two cores: ten minutes
+#   tests/run.sh --all                        with those of LONG in conftest.py, as .ci/run does
+#   tests/run.sh tests/test_score.py -k wer   some; all arguments are passed to pytest
 set -euo pipefail
+[[ ${1-} != --help ]] || { sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0; }
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 export LC_ALL=C
@@ -39,5 +41,9 @@ fi
 utils/build_kenlm.sh
 
 # Tests of a file share expensive fixtures, and so a process. Skipped tests are listed with reasons.
-[[ $# -gt 0 ]] || set -- -n 2 --dist loadfile --no-loadscope-reorder --durations=20 -rs
+how=(-n 2 --dist loadfile --no-loadscope-reorder --durations=20 -rs)
+case "$*" in
+    "") set -- "${how[@]}" --short ;;
+    --all) set -- "${how[@]}" ;;
+esac
 exec python3 -m pytest "$@"

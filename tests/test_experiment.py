@@ -78,7 +78,7 @@ def test_a_process_that_is_killed_leaves_one_line_at_most(world, reference, tmp_
     path = counts.begin(world, tmp_path / "exp")
     env = {**counts.environment(world), "SLOW": "1"}
     command = [sys.executable, "-m", "fedtools", "rounds", str(path), "--nj", "2"]
-    running = start(*command, env=env, stderr=subprocess.PIPE)
+    running = start(*command, env=env, stderr=subprocess.PIPE, cold=True)
     while not list(path.glob("round_0001/.update*.tmp")):
         time.sleep(0.01)
     found = list(workers(running.pid))
