@@ -100,6 +100,7 @@ LONG = (
     "test_slurm.py::test_rounds_over_ranks_on_two_nodes_give_the_same_bytes",
     "test_slurm.py::test_sigterm_cancels_the_array",
     "test_slurm.py::test_waves_of_experiments_on_the_cluster_give_the_same_bytes",
+    "test_whisper_import.py::test_a_model_that_is_cut_off_anywhere[1]",
     "test_soak.py::test_no_input_makes_a_command_fail_otherwise_than_in_one_line",
 )
 

@@ -36,7 +36,7 @@ def outcome(recipe: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> tuple[Path, Result]:
-    """Run the recipe to its end without interruption, with real commands first."""
+    """Run the recipe to its end without interruption."""
     recipe = make_checkout(tmp_path_factory.mktemp("alone"))
     words, environment = command(recipe)
     environment = record(recipe.parents[3] / "recorder", environment)
@@ -245,8 +245,6 @@ def test_killed_and_rerun(alone, tmp_path):
     words, environment = command(recipe)
     for there in (
         "dump/fake/valid/*.ark",
-        "exp/fake/baseline/seed3/round_0002/global.safetensors",
-        "exp/fake/fedavg/seed3/round_0001/update.*",
         "exp/fake/client/seed3/decode_valid/nbest.1.tsv",
     ):
         kill_when(words, environment, recipe, there)
