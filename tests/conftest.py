@@ -88,8 +88,7 @@ LONGEST = (
 # Tests that only `tests/run.sh --all` runs; each has a case in the short run. They try many moments
 # of a kill, many cuts, many damaged inputs or a cluster.
 LONG = (
-    "test_federation.py::test_killed_at_random_moments[client]",
-    "test_federation.py::test_killed_at_random_moments[centralized]",
+    "test_net.py::test_each_way_writes_the_same_bytes_in_the_long_run",
     "test_ranks.py::test_a_rank_that_dies_ends_the_run_and_the_same_command_goes_on[1]",
     "test_ranks.py::test_a_rank_that_outlives_a_killed_run_does_not_end_the_next",
     "test_slurm.py::test_a_failure_shows_its_log",
@@ -101,6 +100,7 @@ LONG = (
     "test_slurm.py::test_sigterm_cancels_the_array",
     "test_slurm.py::test_waves_of_experiments_on_the_cluster_give_the_same_bytes",
     "test_whisper_import.py::test_a_model_that_is_cut_off_anywhere[1]",
+    "test_soak.py::test_federations_that_train_are_stopped_and_go_on",
     "test_soak.py::test_no_input_makes_a_command_fail_otherwise_than_in_one_line",
 )
 
@@ -115,12 +115,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
     if config.getoption("short"):
-        long = {item: f"{item.path.name}::{item.name}" for item in items}
-        long = {item: name for item, name in long.items() if name in LONG}
-        if unknown := set(LONG) - set(long.values()):
+        names = {item: long_name(item) for item in items}
+        if unknown := set(LONG) - set(names.values()):
             raise pytest.UsageError(f"conftest.LONG: no such tests: {', '.join(sorted(unknown))}")
-        config.hook.pytest_deselected(items=list(long))
-        items[:] = [item for item in items if item not in long]
+        config.hook.pytest_deselected(items=[item for item in items if names[item]])
+        items[:] = [item for item in items if not names[item]]
+
+
+def long_name(item: pytest.Item) -> str:
+    """Return the name by which a test is in LONG, with or without its parameters; none is ""."""
+    names = (f"{item.path.name}::{name}" for name in (item.name, item.name.partition("[")[0]))
+    return next((name for name in names if name in LONG), "")
 
 
 def pytest_terminal_summary(

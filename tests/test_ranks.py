@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import commands
 import counts
 import pytest
-from conftest import ROOT
 
 from fedtools.federation.ranks import Rank, _Sign, find_rank
 from fedtools.files.errors import UserError
@@ -35,9 +35,10 @@ def reference(world) -> Path:
 
 def start(path: Path, rank: int, *more: str, size: int = SIZE, **env: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "fedtools", "rounds", str(path), *more]
-    env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), **env}
+    env = {"RANK": str(rank), "WORLD_SIZE": str(size), **env}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=env, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+    # Ranks know each other by their process numbers.
+    return commands.start(*command, env=env, stdout=pipe, stderr=pipe, cold=True)
 
 
 def wait(process: subprocess.Popen) -> tuple[int, str]:
