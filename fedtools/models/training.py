@@ -25,6 +25,22 @@ from fedtools.files.errors import UserError
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+
+
+def _uncompiled(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return an optimiser whose methods do not import torch's compiler.
+
+    Nothing is compiled here, and the import takes longer than the rest of a small experiment.
+    """
+    methods = {
+        name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad")
+    }
+    return type(
+        kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))}
+    )
+
+
+_UNCOMPILED = {name: _uncompiled(kind) for name, kind in OPTIMIZERS.items()}
 # Far above any useful number.
 MAX_THREADS = 1024
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -122,7 +138,7 @@ def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimize
         remedy = "take another kind of adapt than none, which is for evaluation only"
         raise UserError("the model has no trainable parameters", remedy=remedy)
     # One kernel for all parameters, on the CPU as on a GPU.
-    return OPTIMIZERS[training.optim](parameters, fused=True, **training.optim_conf)
+    return _UNCOMPILED[training.optim](parameters, fused=True, **training.optim_conf)
 
 
 def check_optimizer(training: Training, where: str | Path) -> None:
