@@ -178,16 +178,24 @@ class Federation:
             for name in self.payload(phase).tensors
         }
 
-    def finish(self, client: str, number: int) -> None:
-        """Remove a client's checkpoints, once its result is on disk."""
-        self.experiment.own(client, number).finish()
+    def finish(self, clients: Sequence[str], number: int) -> None:
+        """Remove the checkpoints of clients whose results are on disk."""
+        for own in self._files_of(clients, number):
+            own.finish()
 
     def closed(self, number: int, clients: Sequence[str]) -> None:
         """Remove what clients kept for repeating a round, once it is complete."""
-        for client in clients:
-            self.experiment.own(client, number).drop_old(keep=1)
+        for own in self._files_of(clients, number):
+            own.drop_old(keep=1)
         if self.task.protection:
             self.task.protection.closed(number, clients)
+
+    def _files_of(self, clients: Sequence[str], number: int) -> list[Private]:
+        """Return the private files of those clients that have any."""
+        folder = self.experiment.path / "clients"
+        # A list of the folder takes less time than a look for each of thousands of clients.
+        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        return [self.experiment.own(client, number) for client in clients if client in there]
 
 
 def _reports(clients: Sequence[str], trained: Sequence[Trained]) -> list[Report]:

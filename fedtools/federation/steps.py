@@ -90,8 +90,7 @@ def train_local(federation: Federation, number: int, job: int) -> None:
             _report(number, reports)
             writer.send(reports, sent.tensors, sent.features)
     # Only now: until the job's files are complete, a rerun resumes from the clients' checkpoints.
-    for client in clients:
-        federation.finish(client, number)
+    federation.finish(clients, number)
 
 
 def _report(number: int, reports: Sequence[Report]) -> None:
