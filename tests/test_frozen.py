@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch import nn
 
 from fedtools.files.ark import write_ark
 from fedtools.files.datadir import DataDir
+from fedtools.files.errors import UserError
 from fedtools.files.frozen import Place
 from fedtools.models.asr import build_model, classify, represent
 from fedtools.models.asr import losses as criterion_losses
@@ -93,12 +94,26 @@ def config_of(world: Path, task: str, model: dict, training: dict | None = None)
     }
 
 
-def begin(world: Path, path: Path, task: str, *, method: str = "fedavg", **sections: dict):
+def data_of(path: Path) -> Path:
+    """Return the folder of an experiment's own data."""
+    return path.with_suffix(".data")
+
+
+def begin(
+    world: Path,
+    path: Path,
+    task: str,
+    *,
+    method: str = "fedavg",
+    data: Path | None = None,
+    **sections: dict,
+):
     """Call init and return its result."""
     config = path.with_suffix(".yaml")
     config.write_text(yaml.safe_dump(config_of(world, task, **sections)))
     spoken = "waves" if Path(sections["model"].get("path", "")).name in WAVES else "speech"
-    data = world / ("clips" if task == "kws" else spoken)
+    # Data of its own, so that the outputs beside them are those of this experiment alone.
+    data = data or shutil.copytree(world / ("clips" if task == "kws" else spoken), data_of(path))
     whole = sections["model"].get("criterion") == "seq2seq"
     tokens = world / ("whisper" if whole else "tokens")
     assets = () if task == "kws" else ("--asset", f"tokens={tokens}")
@@ -134,10 +149,11 @@ def losses(path: Path) -> list[float]:
 
 
 def made(path: Path) -> dict[str, np.ndarray]:
-    """Return the stored outputs: folder and split -> values."""
-    files = sorted(path.glob("**/frozen/**/*.npy"))
+    """Return the stored outputs of an experiment: split, and owner if any -> values."""
+    root = data_of(path)
     return {
-        f"{one.parent.relative_to(path)} {one.stem.split('.')[0]}": np.load(one) for one in files
+        " ".join(one.parent.relative_to(root).parts).replace(" frozen", ""): np.load(one)
+        for one in sorted(root.glob("*/frozen/**/*.npy"))
     }
 
 
@@ -162,26 +178,21 @@ def test_losses_are_as_without(world: Path, case: str):
     np.testing.assert_allclose(losses(kept), plain, atol=1e-5, rtol=1e-5)
     assert len(set(plain)) >= 6
     files = made(kept)
-    sampled = {name for one in kept.glob("round_*/clients") for name in one.read_text().split()}
-    assert {name for name in files if name.endswith("train")} == {
-        f"clients/{client}/frozen train" for client in sampled
-    }
+    assert not list(kept.glob("**/frozen"))
     if task == "kws":
-        sizes = {f"clients/{one}/frozen train": sum(CLIENTS[one]) for one in sampled}
-        sizes["frozen valid"] = 14
+        # 40 and 14 clips.
         assert {name: value.shape for name, value in files.items()} == {
-            name: (count * positions, 32) for name, count in sizes.items()
+            "train": (sum(map(sum, CLIENTS.values())), positions, 32),
+            "test": (14, positions, 32),
         }
-    else:
-        others = {name for name in files if name.endswith("valid")}
-        assert others == {"frozen/xx valid", "frozen/yy valid"}
-        counts = (world / "speech/train/utt2num_frames").read_text().split()
-        frames = dict(zip(counts[::2], map(int, counts[1::2]), strict=True))
-        for client in sampled:
-            own = sum(max(100, n) // 2 for name, n in frames.items() if name[:2] == client)
-            assert files[f"clients/{client}/frozen train"].shape == (own, 32)
-    for folder in {one.parent for one in kept.glob("**/frozen/**/*.npy")}:
-        assert folder.stat().st_mode & 0o777 == 0o700
+        return
+    sampled = {name for one in kept.glob("round_*/clients") for name in one.read_text().split()}
+    assert set(files) == {*(f"train {client}" for client in sampled), "test xx", "test yy"}
+    counts = (world / "speech/train/utt2num_frames").read_text().split()
+    frames = dict(zip(counts[::2], map(int, counts[1::2]), strict=True))
+    for client in sampled:
+        own = sum(max(100, n) // 2 for name, n in frames.items() if name[:2] == client)
+        assert files[f"train {client}"].shape == (own, 32)
 
 
 @pytest.mark.parametrize(("task", "kind"), [("kws", "Hubert"), *(("asr", one) for one in WAVES)])
@@ -194,11 +205,11 @@ def test_losses_of_waveforms_are_as_without(world: Path, task: str, kind: str):
     # A position has 20 samples, and the first has 30.
     positions = (16_000 - 30) // 20 + 1
     if task == "kws":
-        assert files["frozen valid"].shape == (14 * positions, 32)
+        assert files["test"].shape == (14, positions, 32)
         return
     lengths = [1500 + 700 * number for number in range(4)]
     counts = [(length - 30) // 20 + 1 for length in lengths]
-    assert files["clients/au/frozen train"].shape == (sum(counts), 32)
+    assert files["train au"].shape == (sum(counts), 32)
 
 
 @pytest.mark.parametrize("task", ["kws", "asr"])
@@ -226,40 +237,42 @@ def test_values_are_those_of_transformers(world: Path, tmp_path: Path, task: str
         frames = transformers.WhisperFeatureExtractor(chunk_length=1)(
             wave, sampling_rate=16000, return_tensors="pt"
         ).input_features
-        begin_row = 3 * 50
     else:
         import kaldiio
 
         places = (world / "speech/train/feats.scp").read_text().split()
         frames = torch.tensor(kaldiio.load_mat(places[1]).T[None])
         frames = nn.functional.pad(frames, (0, max(0, 100 - frames.shape[2])))
-        begin_row = 0
     with torch.no_grad():
         hidden = nn.functional.gelu(encoder.conv1(frames))
         hidden = nn.functional.gelu(encoder.conv2(hidden)).transpose(1, 2)
         hidden = hidden + encoder.embed_positions.weight[: hidden.shape[1]]
         for layer in encoder.layers[:2]:
             hidden = layer(hidden, None)
-    found = made(tmp_path / "exp")["frozen train"][begin_row : begin_row + hidden.shape[1]]
+    found = made(tmp_path / "exp")["train"]
+    found = found[3] if task == "kws" else found[: hidden.shape[1]]
     np.testing.assert_allclose(found, hidden[0].numpy(), atol=2e-5)
 
 
 def test_what_is_kept_is_read(world: Path, tmp_path: Path):
-    """Training uses the stored values: replaced ones change its results."""
+    """Training uses the stored values if they have their sums: replaced ones change its results."""
     path = tmp_path / "exp"
     begin(world, path, "kws", model={"adapt": HEAD, "cache_frozen": True}).ok()
     inside("rounds", path, "--to", "1").ok()
     whole = losses_of_valid(path)
-    (file,) = path.glob("frozen/valid.*.npy")
-    values = np.load(file)
+    (file,) = data_of(path).glob("test/frozen/*.npy")
+    values, sums = np.load(file), file.with_suffix(".sums")
+    assert sums.read_text() == f"0 14 {hashlib.sha256(values.tobytes()).hexdigest()}\n"
     values[:] = values[:1]
     np.save(file, values)
-    shutil.copy(path / "evaluate_valid.tsv", tmp_path)
     (path / "evaluate_valid.tsv").unlink()
+    inside("evaluate", path).fails(1, str(file), "rows 0 to 13", "sum", "remove it")
+    sums.write_text(f"0 14 {hashlib.sha256(values.tobytes()).hexdigest()}\n")
     assert losses_of_valid(path) != whole
-    file.write_bytes(file.read_bytes()[:-1])
-    (path / "evaluate_valid.tsv").unlink()
-    inside("evaluate", path).fails(1, str(file), "damaged", "remove it")
+    for damage in (lambda: file.write_bytes(file.read_bytes()[:-1]), lambda: file.write_bytes(b"")):
+        damage()
+        (path / "evaluate_valid.tsv").unlink(missing_ok=True)
+        inside("evaluate", path).fails(1, str(file), "damaged", "remove it")
     file.unlink()
     assert losses_of_valid(path) == whole
 
@@ -276,18 +289,17 @@ def test_a_killed_run_goes_on_to_the_same_bytes(world: Path, tmp_path: Path, tas
     path = tmp_path / "killed"
     begin(world, path, task, model=model).ok()
     command = [sys.executable, "-m", "fedtools", "rounds", str(path), "--to", "2"]
-    kill_when(command, dict(os.environ), path, "clients/*/frozen/*train*")
+    kill_when(command, dict(os.environ), data_of(path), "train/frozen/**/*.sums")
     inside("rounds", path, "--to", "1").ok()
-    kept = relative(path, "clients/*/frozen/*")
     # Missing ones are computed again.
-    for folder in path.glob("clients/*/frozen"):
+    for folder in data_of(path).glob("train/frozen"):
         shutil.rmtree(folder)
     inside("rounds", path, "--to", "2").ok()
     inside("evaluate", path).ok()
-    assert not list(path.glob("clients/*/frozen/.*.tmp"))
-    made_whole = relative(whole, "clients/*/frozen/*")
-    assert kept.items() <= made_whole.items()
-    assert relative(path, "clients/*/frozen/*").items() <= made_whole.items()
+    made_whole = relative(data_of(whole), "*/frozen/**/*.[ns]*")
+    found = relative(data_of(path), "*/frozen/**/*.[ns]*")
+    assert len(found) >= 4
+    assert found.items() <= made_whole.items()
     for pattern in ("round_*/global.safetensors", "round_*/update.*.safetensors", "evaluate_*"):
         assert relative(path, pattern) == relative(whole, pattern)
 
@@ -395,46 +407,177 @@ def test_masks_do_not_depend_on_the_bottom_speech(world: Path, criterion: str):
     assert not torch.allclose(found[0], found[1])
 
 
-def test_one_of_two_computes_and_the_other_waits(tmp_path: Path):
-    begun = []
+@pytest.mark.parametrize("task", ["kws", "asr"])
+def test_experiments_share_outputs(
+    world: Path, tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The second experiment on the same data computes none; with a head, it needs no encoder."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    model = {"adapt": HEAD, "cache_frozen": True}
+    begin(world, first, task, model=model).ok()
+    said = inside("rounds", first, "--evaluate", "valid").ok().err
+    assert "computing outputs of frozen layers" in said
+    before = relative(data_of(first), "*/frozen/**/*.[ns]*")
+    if task == "kws":
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    begin(world, second, task, data=data_of(first), model=model).ok()
+    assert "computing" not in inside("rounds", second, "--evaluate", "valid").ok().err
+    assert relative(data_of(first), "*/frozen/**/*.[ns]*") == before
+    assert losses(first) == losses(second)
+    if task == "kws":
+        inside("clip-scores", second, "--split", "valid").ok()
+        inside("detection", second, "--split", "valid").ok()
+        # Another weight, another key.
+        other = shutil.copytree(world / "mel80", tmp_path / "mel80")
+        weights = bytearray((other / "model.safetensors").read_bytes())
+        weights[-1] ^= 1
+        (other / "model.safetensors").write_bytes(weights)
+        third = begin(
+            *(world, tmp_path / "third", task),
+            data=data_of(first),
+            model={**model, "path": str(other)},
+        )
+        third.fails(1, "transformers")
 
-    def parts() -> Iterator[tuple[int, np.ndarray]]:
-        begun.append(1)
+
+def test_another_clip_is_another_key(world: Path, tmp_path: Path):
+    """A clip that changed gets a new output if it was packed again, and an error otherwise."""
+    path, model = tmp_path / "exp", {"adapt": HEAD, "cache_frozen": True}
+    begin(world, path, "kws", model=model).ok()
+    data = data_of(path) / "test" / "clips.npy"
+    inside("evaluate", path).ok()
+    (before,) = data.parent.glob("frozen/*.npy")
+    kept = np.load(before)
+    clips = np.load(data)
+    clips[5] = clips[6]
+    np.save(data, clips)
+    for file in data.parent.glob("frozen/[0-9a-f]*"):
+        file.unlink()
+    (path / "evaluate_valid.tsv").unlink()
+    inside("evaluate", path).fails(1, "clips.npy has another sum", "pack-clips")
+    assert all(np.load(one).shape == kept.shape for one in data.parent.glob("frozen/*.npy"))
+    lines = (data.parent / "sha256sums").read_text().splitlines()
+    known = [line for line in lines if not line.endswith(" clips.npy")]
+    known.append(f"{hashlib.sha256(data.read_bytes()).hexdigest()}  clips.npy")
+    (data.parent / "sha256sums").write_text("".join(f"{line}\n" for line in known))
+    begin(world, tmp_path / "other", "kws", data=data_of(path), model=model).ok()
+    inside("evaluate", tmp_path / "other").ok()
+    # Those of the old clips are gone.
+    (after,) = data.parent.glob("frozen/*.npy")
+    assert after.name.split(".")[0] != before.name.split(".")[0]
+    assert after.name.split(".")[1] == before.name.split(".")[1]
+    changed = (np.load(after) != kept).any((1, 2)).tolist()
+    assert changed[5] and not changed[6]
+    np.testing.assert_array_equal(np.load(after)[5], np.load(after)[6])
+
+
+PARTS = [[(2, 3)], [(0, 1), (3, 5)], [(1, 2)]]
+VALUES = np.arange(10, dtype="f4").reshape(5, 2)
+
+
+def computed(parts: list[list[tuple[int, int]]], most: int = 9) -> Iterator[list[np.ndarray]]:
+    """Yield values of batches, and fail after some of them."""
+    for number, batch in enumerate(parts):
+        if number == most:
+            raise KeyboardInterrupt
+        yield [VALUES[first:last] for first, last in batch]
+
+
+def place_in(folder: Path, data: str = "0" * 16, model: str = "1" * 16) -> Place:
+    return Place(folder / "frozen", data, model, VALUES.shape, "float16")
+
+
+def test_one_of_several_processes_computes_and_the_others_wait(tmp_path: Path):
+    place, log = place_in(tmp_path), tmp_path / "log"
+
+    def compute(parts: list) -> Iterator[list[np.ndarray]]:
+        with open(log, "a") as file:
+            file.write("begun\n")
         time.sleep(0.3)
-        yield 2, np.ones((1, 3), "f4")
-        yield 0, np.zeros((2, 3), "f4")
+        yield from computed(parts)
 
-    place = Place(tmp_path / "own" / "frozen", "train", "0" * 16, (3, 3), "float16")
-    threads = [threading.Thread(target=place.make, args=(parts,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert begun == [1]
-    assert place.rows(1, 3).tolist() == [[0, 0, 0], [1, 1, 1]]
+    def work() -> None:
+        place.make(PARTS, compute)
+        assert (place.open().rows(0, 5) == VALUES).all()
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=work) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert log.read_text() == "begun\n"
 
 
-def test_another_key_takes_the_place_of_the_first(tmp_path: Path):
-    places = [
-        Place(tmp_path / "frozen", split, key * 16, (1, 2), "float32")
-        for split, key in (("train", "1"), ("train-more", "1"), ("train", "2"))
+def test_a_kill_loses_a_part_at_most(tmp_path: Path):
+    """What is there stays, unless it is damaged; a line that was cut off is no part."""
+    place, asked = place_in(tmp_path), []
+
+    def compute(most: int) -> Callable[[list], Iterator[list[np.ndarray]]]:
+        def found(parts: list) -> Iterator[list[np.ndarray]]:
+            asked.append(parts)
+            return computed(parts, most)
+
+        return found
+
+    with pytest.raises(KeyboardInterrupt):
+        place.make(PARTS, compute(2))
+    assert not place.is_complete()
+    with pytest.raises(UserError, match="missing or damaged"):
+        place.open()
+    # A line that was cut off, and a value of the first batch.
+    place.sums.write_text(place.sums.read_text() + "1 2 123abc")
+    with open(place.path, "r+b") as file:
+        file.seek(128 + 2 * 4)
+        file.write(b"xx")
+    with pytest.raises(KeyboardInterrupt):
+        place.make(PARTS, compute(1))
+    place.make(PARTS, compute(9))
+    assert asked == [PARTS, [PARTS[0], PARTS[2]], [PARTS[2]]]
+    np.testing.assert_array_equal(np.load(place.path), VALUES)
+    lines = place.sums.read_text().splitlines()
+    assert sorted(lines) == [
+        f"{first} {last} {hashlib.sha256(VALUES[first:last].astype('<f2').tobytes()).hexdigest()}"
+        for first, last in sorted(part for batch in PARTS for part in batch)
     ]
-    for place in places:
-        place.make(lambda: [(0, np.ones((1, 2)))])
-    assert sorted(one.name for one in (tmp_path / "frozen").glob("*.npy")) == [
-        "train-more.1111111111111111.npy",
-        "train.2222222222222222.npy",
-    ]
-    with pytest.raises(ValueError, match="1 rows, 2"):
-        Place(tmp_path, "train", "3" * 16, (2, 2), "float32").make(lambda: [(0, np.ones((1, 2)))])
-    assert not list(tmp_path.glob("train*"))
+
+
+def test_only_parts_that_are_used_are_compared_with_their_sums(tmp_path: Path):
+    place = place_in(tmp_path)
+    place.make(PARTS, computed)
+    with open(place.path, "r+b") as file:
+        file.seek(128 + 3 * 4)
+        file.write(b"xx")
+    outputs = place.open()
+    np.testing.assert_array_equal(outputs.rows(0, 3), VALUES[:3])
+    for rows in ([3], [0, 4]):
+        with pytest.raises(UserError, match="rows 3 to 4 do not have the sum"):
+            outputs.check(np.array(rows))
+
+
+def test_outputs_of_other_models_stay_and_of_other_data_go(tmp_path: Path):
+    old, new = "0" * 16, "f" * 16
+    for place in (place_in(tmp_path, old), place_in(tmp_path, old, "2" * 16)):
+        place.make(PARTS, computed)
+    assert len(list((tmp_path / "frozen").glob("[0-9a-f]*"))) == 4
+    place_in(tmp_path, new).make(PARTS, computed)
+    names = sorted(one.name for one in (tmp_path / "frozen").glob("[0-9a-f]*"))
+    assert names == [f"{new}.{'1' * 16}.npy", f"{new}.{'1' * 16}.sums"]
+
+
+@pytest.mark.parametrize("parts", [PARTS[:2], [*PARTS, [(1, 2)]], [[(0, 6)]], []])
+def test_parts_hold_every_row_once(tmp_path: Path, parts: list):
+    with pytest.raises(ValueError, match="each of 5 rows once"):
+        place_in(tmp_path).make(parts, computed)
+    assert not (tmp_path / "frozen").exists()
 
 
 def test_keys_tell_apart_all_that_values_depend_on(world: Path):
     """They depend on the layers, the storage, and the values of a base of the same shape."""
     other = save_whisper(world / "other", bins=simulated.BINS, decoder_layers=1)
     variants = [{"adapt": UPPER}, {"adapt": HEAD}, {"adapt": UPPER, "cache_dtype": "float16"}]
-    variants += [{"adapt": UPPER, "path": str(other)}]
+    variants += [{"adapt": UPPER, "path": str(other)}, {"adapt": UPPER, "window": 2}]
     paths = [train(world, "asr", cache_frozen=True, **model) for model in variants]
-    keys = {one.name for path in paths for one in path.glob("clients/au/frozen/train.*")}
-    assert len(keys) == 4
+    keys = {one.name for path in paths for one in data_of(path).glob("train/frozen/au/*.npy")}
+    assert len(keys) == 5

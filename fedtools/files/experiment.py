@@ -16,13 +16,13 @@ EXP/round_0007/ledger.tsv           bytes, epochs and seconds by client
 EXP/round_0007/.done                written last: sums of the ledger, of the messages that are
                                     kept, and of the next global state
 EXP/clients/<client>/               the client's private files; no server command opens it
-EXP/clients/<client>/frozen/        with cache_frozen: outputs of frozen layers on the client's
-                                    data, see `fedtools.files.frozen`; for others, EXP/frozen/
 EXP/server/                         the server's own optimiser, for methods that train there
 EXP/releases.tsv                    with privacy: all that the server has released
 EXP/resetting                       the round that an unfinished reset goes back to
 EXP/averaged.tsv                    the rounds whose models were averaged, by client
 EXP/evaluate_<split>.tsv            figures of the models by round and client
+
+With cache_frozen, outputs of frozen layers lie beside the data: see `fedtools.files.frozen`.
 """
 
 from __future__ import annotations

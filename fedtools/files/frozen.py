@@ -1,142 +1,272 @@
-"""A cache of the outputs of a model's frozen layers, computed once and kept by the data's owner.
+"""Outputs of a model's frozen layers, computed once for a model and its data.
 
-    EXP/clients/<client>/frozen/<split>.<key>.npy   for a client's own utterances or clips
-    EXP/frozen/<owner>/<split>.<key>.npy            for people who are no clients, such as test
-                                                    speakers
-    EXP/frozen/<split>.<key>.npy                    for a whole split, on which the server trains or
-                                                    evaluates
+    DATA/frozen/<data>.<model>.npy            for a whole data set, such as all clients' clips
+    DATA/frozen/<owner>/<data>.<model>.npy    for the utterances of one client, or of one speaker
+    .../<data>.<model>.sums                   first row, last row + 1 and SHA-256 of each part
 
-Each file is an array (rows, values) in numpy's format, with the frames of all utterances end to
-end. The key is a hash of all that the values depend on: the pretrained model, the layers, the data,
-the padding and the number format. A new file replaces one with another key. Other users cannot read
-these folders. They may be removed while nothing runs: missing files are computed again, with the
-same values. They do not depend on rounds, so a reset keeps them.
+They lie beside the data, so that all experiments on these data share them. Each file is an array in
+numpy's format, whose first dimension counts clips, or positions with all utterances end to end. Its
+name has a hash of the data, and one of all else that the values depend on: model, layers, batches
+and number format. Outputs of data that were replaced are removed.
+
+Parts are written one by one, each followed by its line of sums, so that after a kill the same
+command goes on with the next part; the file is complete if its parts are. A part is compared with
+its sum when a process first reads it. The files may be removed while nothing runs: missing ones are
+computed again, with the same values.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.atomic import atomic_path, remove
+from fedtools.files.atomic import remove, write_lines
 from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
 from fedtools.files.locks import lock
-from fedtools.files.private import make_private
 
 _FOLDER, _DIGITS = "frozen", 16
 # To be increased whenever the computation changes.
-_VERSION = 1
+_VERSION = 2
 # Each mapped file takes a file descriptor.
 _MAPPED = 128
+_LINE = re.compile(r"([0-9]{1,15}) ([0-9]{1,15}) ([0-9a-f]{64})\n")
+_REMEDY = "remove it, and run the same command again"
+
+# First row and last row + 1.
+Part = tuple[int, int]
+# The batches still to compute -> the values of each of their parts, in order.
+Compute = Callable[[Sequence[Sequence[Part]]], Iterable[Sequence[np.ndarray]]]
 
 
 @dataclass(frozen=True)
 class Place:
-    """The location, shape and type of cached values.
+    """The location, shape and type of outputs.
 
     Attributes:
-        folder: a private folder.
-        split: the split of the data.
-        key: a hash of all that the values depend on.
-        shape: (rows, values).
+        folder: where the file lies.
+        data, model: hashes of all that the values depend on.
+        shape: rows first.
         dtype: numpy's name of the type.
     """
 
     folder: Path
-    split: str
-    key: str
-    shape: tuple[int, int]
+    data: str
+    model: str
+    shape: tuple[int, ...]
     dtype: str
 
     @property
     def path(self) -> Path:
-        """Return the path of the file."""
-        return self.folder / f"{self.split}.{self.key}.npy"
+        """Return the path of the array."""
+        return self.folder / f"{self.data}.{self.model}.npy"
 
-    def make(self, parts: Callable[[], Iterable[tuple[int, np.ndarray]]]) -> None:
-        """Compute and write the values if they are missing; wait for another process that does so.
+    @property
+    def sums(self) -> Path:
+        """Return the path of the table of sums."""
+        return self.path.with_suffix(".sums")
+
+    @property
+    def size(self) -> int:
+        """Return the size of the values in bytes."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+    def is_complete(self) -> bool:
+        """Return whether all parts are there; their values are not read."""
+        return self.path.is_file() and _rows(read_parts(self.sums)) == self.shape[0]
+
+    def make(self, batches: Sequence[Sequence[Part]], compute: Compute) -> None:
+        """Compute and write what is missing; wait for another process that does so.
 
         Args:
-            parts: yields the first row of a part, and its values; every row comes once.
-        """
-        if self.path.is_file():
-            return
-        make_private(self.folder.parent)
-        make_private(self.folder)
-        with lock(self.folder, self.split, wait=True):
-            if self.path.is_file():
-                return
-            with atomic_path(self.path) as temporary:
-                self._write(temporary, parts())
-            for other in self.folder.glob(f"{self.split}.{'?' * _DIGITS}.npy"):
-                if other != self.path:
-                    remove(other)
+            batches: the parts of each batch; together they hold every row once.
+            compute: computes the values of some of the batches.
 
-    def _write(self, path: Path, parts: Iterable[tuple[int, np.ndarray]]) -> None:
-        rows, values = self.shape
-        written = 0
+        Raises:
+            ValueError: if the parts do not hold every row once.
+        """
+        if self.is_complete():
+            return
+        parts = sorted(part for batch in batches for part in batch)
+        edges = [0, *(last for _, last in parts)]
+        if [first for first, _ in parts] != edges[:-1] or edges[-1] != self.shape[0]:
+            raise ValueError(f"parts do not hold each of {self.shape[0]} rows once")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with lock(self.folder, self.path.stem, wait=True):
+            if self.is_complete():
+                return
+            self._remove_outdated()
+            done = self._take_up()
+            left = [batch for batch in batches if not done.keys() >= set(batch)]
+            try:
+                if left:
+                    self._write(left, compute)
+            except OSError as error:
+                # On a full disk, the system does not name the file.
+                error.filename = error.filename or str(self.path)
+                raise
+
+    def _remove_outdated(self) -> None:
+        """Remove outputs for other data, which were here before these."""
+        for path in self.folder.iterdir():
+            if re.fullmatch(rf"(?!{self.data})[0-9a-f]+\.[0-9a-f]+\.(npy|sums)", path.name):
+                remove(path)
+
+    def _take_up(self) -> dict[Part, str]:
+        """Return the parts that a killed process has left, and make the files hold no others."""
+        header = self._header()
+        done: dict[Part, str] = {}
+        if self.path.is_file():
+            with open(self.path, "rb") as file:
+                if file.read(len(header)) == header:
+                    for (first, last), digest in read_parts(self.sums).items():
+                        file.seek(len(header) + first * self._width)
+                        values = file.read((last - first) * self._width)
+                        if hashlib.sha256(values).hexdigest() == digest:
+                            done[first, last] = digest
+        if not done:
+            # First the sums, or they would stand for values that are not there.
+            remove(self.sums)
+            self.path.write_bytes(header)
+        write_lines(self.sums, (_line(part, digest).rstrip() for part, digest in done.items()))
+        return done
+
+    def _write(self, batches: Sequence[Sequence[Part]], compute: Compute) -> None:
+        begin = len(self._header())
         # Not through a memory map: on a full disk, that would kill the process.
-        with open(path, "wb") as file:
-            description = {"descr": np.dtype(self.dtype).str, "fortran_order": False}
-            np.lib.format.write_array_header_1_0(file, description | {"shape": self.shape})
-            begin, width = file.tell(), values * np.dtype(self.dtype).itemsize
-            for first, part in parts:
-                file.seek(begin + first * width)
-                file.write(np.ascontiguousarray(part, self.dtype))
-                written += len(part)
-        if written != rows:
-            raise ValueError(f"{written} rows, {rows} are expected")
+        with open(self.path, "r+b") as file, open(self.sums, "a", encoding="ascii") as sums:
+            for batch, found in zip(batches, compute(batches), strict=True):
+                for (first, last), part in zip(batch, found, strict=True):
+                    if part.shape != (last - first, *self.shape[1:]):
+                        raise ValueError(f"rows {first} to {last - 1} have shape {part.shape}")
+                    values = np.ascontiguousarray(part, self.dtype).data
+                    file.seek(begin + first * self._width)
+                    file.write(values)
+                    file.flush()
+                    sums.write(_line((first, last), hashlib.sha256(values).hexdigest()))
+                sums.flush()
+            os.fsync(file.fileno())
+            os.fsync(sums.fileno())
+
+    @property
+    def _width(self) -> int:
+        """Return the size of a row in bytes."""
+        return self.size // max(self.shape[0], 1)
+
+    def _header(self) -> bytes:
+        file, kind = BytesIO(), np.dtype(self.dtype).str
+        description = {"descr": kind, "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(file, description)
+        return file.getvalue()
+
+    def open(self) -> Outputs:
+        """Map the file; raise a `UserError` if it is missing or damaged."""
+        try:
+            status = [path.stat() for path in (self.path, self.sums)]
+            return _opened(self, tuple((one.st_ino, one.st_mtime_ns) for one in status))
+        except (OSError, ValueError):
+            raise UserError("missing or damaged", path=self.path, remedy=_REMEDY) from None
+
+
+class Outputs:
+    """The outputs at a place, whose parts are compared with their sums when they are first read.
+
+    Args:
+        place: the place, where all parts are complete.
+
+    Raises:
+        ValueError: if the file is not the array that its place announces.
+
+    Attributes:
+        values: all of them, memory-mapped; `check` the rows before they are used.
+    """
+
+    def __init__(self, place: Place):
+        # Mapped copy on write, because torch warns of arrays that it cannot write to.
+        self.values: np.ndarray = np.lib.format.open_memmap(place.path, "c")
+        if (self.values.shape, self.values.dtype) != (place.shape, np.dtype(place.dtype)):
+            raise ValueError("another array")
+        parts = sorted(read_parts(place.sums).items())
+        if _rows(dict(parts)) != place.shape[0]:
+            raise ValueError("parts are missing")
+        self._path = place.path
+        self._parts, self._digests = [part for part, _ in parts], [one for _, one in parts]
+        self._firsts = np.array([first for first, _ in self._parts])
+        self._unread = np.ones(len(parts), bool)
+
+    def check(self, rows: np.ndarray) -> None:
+        """Raise a `UserError` if a part with one of the rows does not have its sum."""
+        found = np.searchsorted(self._firsts, rows, "right") - 1
+        for number in np.unique(found[self._unread[found]]).tolist():
+            first, last = self._parts[number]
+            if hashlib.sha256(self.values[first:last].data).hexdigest() != self._digests[number]:
+                problem = f"damaged: rows {first} to {last - 1} do not have the sum in {self._sums}"
+                raise UserError(problem, path=self._path, remedy=_REMEDY)
+            self._unread[number] = False
+
+    @property
+    def _sums(self) -> str:
+        return self._path.with_suffix(".sums").name
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """Return a copy of rows `first` to `last` - 1, as float32."""
-        return np.array(self.mapped()[first:last], "f4")
-
-    def mapped(self) -> np.ndarray:
-        """Return all rows, memory-mapped; raise a `UserError` if the file is missing or damaged."""
-        try:
-            status = self.path.stat()
-            return _mapped(self, status.st_ino, status.st_mtime_ns)
-        except (OSError, ValueError):
-            remedy = "remove it if it is there, and run the same command again"
-            raise UserError("missing or damaged", path=self.path, remedy=remedy) from None
+        """Return rows `first` to `last` - 1, checked and still memory-mapped."""
+        self.check(np.arange(first, last))
+        return self.values[first:last]
 
 
 @lru_cache(maxsize=_MAPPED)
-def _mapped(place: Place, inode: int, changed: int) -> np.ndarray:
-    # Mapped copy on write, because torch warns of arrays that it cannot write to.
-    found: np.ndarray = np.lib.format.open_memmap(place.path, "c")
-    if (found.shape, found.dtype) != (place.shape, np.dtype(place.dtype)):
-        raise ValueError("another array")
+def _opened(place: Place, changed: tuple[tuple[int, int], ...]) -> Outputs:
+    return Outputs(place)
+
+
+def read_parts(path: Path) -> dict[Part, str]:
+    """Read the sums of the parts that are complete; a line that a kill has cut is no part."""
+    if not path.is_file():
+        return {}
+    found = {}
+    with open(path, encoding="ascii", errors="replace", newline="\n") as lines:
+        for line in lines:
+            if match := _LINE.fullmatch(line):
+                found[int(match[1]), int(match[2])] = match[3]
     return found
 
 
+def _line(part: Part, digest: str) -> str:
+    return f"{part[0]} {part[1]} {digest}\n"
+
+
+def _rows(parts: Iterable[Part]) -> int:
+    return sum(last - first for first, last in parts)
+
+
 def place_of(
-    experiment: Experiment,
-    split: str,
+    folder: Path,
     owner: str | None,
+    data: str,
     what: Iterable[object],
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     dtype: str,
 ) -> Place:
-    """Return the place of the cached values of an owner's data.
+    """Return the place of the outputs for some data.
 
     Args:
-        owner: a client or another owner of the data; None for the whole split.
-        what: all that the values depend on, as objects with the same `repr` if they are equal.
+        folder: of the data.
+        owner: a client, or another owner, of a part of the data; None for all of them.
+        data: a sum of the data.
+        what: all else that the values depend on, as objects with the same `repr` if they are equal.
         shape, dtype: those of the array.
     """
-    if owner is None:
-        folder = experiment.path / _FOLDER
-    elif experiment.knows(owner):
-        folder = experiment.client_dir(owner) / _FOLDER
-    else:
-        folder = experiment.path / _FOLDER / owner
     text = repr([_VERSION, *what, shape, dtype])
-    key = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
-    return Place(folder, split, key, shape, dtype)
+    own = folder / _FOLDER / owner if owner else folder / _FOLDER
+    return Place(own, _hash(data), _hash(text), shape, dtype)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

@@ -31,7 +31,7 @@ from fedtools.audio.log_mel import LogMel
 from fedtools.files.frozen import Place
 from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.keywords import build_network
-from fedtools.models.keywords.pretrained import PretrainedNetwork
+from fedtools.models.keywords.base import Network
 from fedtools.tasks.kws.memory import keep_freed_memory
 from fedtools.tasks.kws.model import cross_entropy
 
@@ -50,17 +50,14 @@ def tiny(folder: Path) -> Path:
 
 
 def build(
-    folder: Path, adapt: dict, clients: int, device: str, **more: object
-) -> PretrainedNetwork:
+    folder: Path, adapt: dict, clients: int, device: str, whole: bool = False, **more: object
+) -> Network:
     config = {"network": "hf", "path": str(folder), "adapt": adapt, **more}
-    network = build_network(config, CLASSES, "bench", clients=clients).to(device).train()
-    assert isinstance(network, PretrainedNetwork)
-    return network
+    network = build_network(config, CLASSES, "bench", clients=clients, whole=whole)
+    return network.to(device).train()
 
 
-def stepper(
-    network: PretrainedNetwork, given: Callable[[], torch.Tensor], device: str
-) -> Callable[[], None]:
+def stepper(network: Network, given: Callable[[], torch.Tensor], device: str) -> Callable[[], None]:
     """Return a function that takes one step of the optimiser on a batch `given`, (K, B, ...)."""
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
 
@@ -148,7 +145,8 @@ def kept(folder: Path, options: argparse.Namespace) -> None:
     for name, how in (("the head", HEAD), ("LoRA on the upper half", upper)):
         plain = build(folder, how, 1, device)
         above = build(folder, how, 1, device, cache_frozen=True)
-        read = reader(above.lower(front(waves.float())), Path(options.place) / name, device)
+        whole = build(folder, how, 1, device, whole=True, cache_frozen=True)
+        read = reader(whole.lower(front(waves.float())), Path(options.place) / name, device)
         without = stepper(plain, lambda: front(waves.float())[None], device)
         found = ratios(without, stepper(above, read, device), options.turns, device)
         print(f"{name} on a stored bottom: {spread(found)} times as fast")
@@ -156,13 +154,14 @@ def kept(folder: Path, options: argparse.Namespace) -> None:
 
 def reader(values: torch.Tensor, folder: Path, device: str) -> Callable[[], torch.Tensor]:
     """Store a bottom's outputs and return a function that reads them in another order."""
-    clips, positions, size = values.shape
-    place = Place(folder, "bench", "0", (clips * positions, size), "float32")
-    place.make(lambda: [(0, values.flatten(0, 1).cpu().numpy())])
-    index = torch.from_numpy(np.random.default_rng(0).permutation(clips))
+    place = Place(folder, "0", "0", tuple(values.shape), "float32")
+    place.make([[(0, len(values))]], lambda left: [[values.cpu().numpy()]])
+    index = np.random.default_rng(0).permutation(len(values))
 
     def read() -> torch.Tensor:
-        return torch.from_numpy(place.mapped()).unflatten(0, (clips, -1))[index][None].to(device)
+        outputs = place.open()
+        outputs.check(index)
+        return torch.from_numpy(outputs.values)[torch.from_numpy(index)][None].to(device)
 
     return read
 

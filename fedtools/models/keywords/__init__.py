@@ -37,6 +37,7 @@ def build_network(
     bins: int = 40,
     frames: int = 98,
     base: Path | None = None,
+    whole: bool = False,
 ) -> Network:
     """Build a network from its section of a configuration.
 
@@ -48,6 +49,7 @@ def build_network(
         clients: number of clients to train at once.
         bins, frames: numbers of coefficients and frames of the input.
         base: state of the network that is adapted, for a network with `adapt`.
+        whole: whether to build frozen layers also if their outputs are cached.
 
     Raises:
         UserError: for options that are unknown or incompatible.
@@ -55,7 +57,7 @@ def build_network(
     if is_pretrained(config):
         from fedtools.models.keywords.pretrained import build_pretrained
 
-        return build_pretrained(config, classes, where, clients)
+        return build_pretrained(config, classes, where, clients, whole)
     for key in config:
         if key not in (known := ("network", "network_conf", "adapt")):
             raise option_error(unknown(key, known), where, key, config[key])

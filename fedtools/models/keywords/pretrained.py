@@ -36,8 +36,9 @@ class PretrainedNetwork(Network):
     ):
         super().__init__()
         self.encoder: Any
-        window = options.seconds(folder.kind, where)
-        self.encoder, self._rows = build_encoder(folder, options.adaptation, clients, window)
+        self.window = options.seconds(folder.kind, where)
+        self.encoder, self._rows = build_encoder(folder, options.adaptation, clients, self.window)
+        self.longest: int | None = self.encoder.longest
         self.depth = depth_of(self.encoder, options, where)
         self.head = Linear(clients, self.encoder.size, classes)
         self.has_fixed_head = options.adaptation.kind == "none"
@@ -62,6 +63,12 @@ class PretrainedNetwork(Network):
         hidden: Tensor = self.encoder.lower(frames, None, self.depth)[0]
         return hidden.mean(1, keepdim=True) if self.depth > len(self.encoder.layers) else hidden
 
+    def outputs(self, frames: int) -> tuple[int, int]:
+        """Return the numbers of positions and of values that `lower` makes of a clip's frames."""
+        assert self.depth is not None
+        whole = self.depth > len(self.encoder.layers)
+        return 1 if whole else int(self.encoder.positions(frames)), self.encoder.size
+
     def train(self, mode: bool = True) -> PretrainedNetwork:
         """Set training mode for all but the encoder."""
         super().train(mode)
@@ -69,18 +76,49 @@ class PretrainedNetwork(Network):
         return self
 
 
+class FrozenHead(Network):
+    """The head of a `PretrainedNetwork` whose whole encoder is frozen, on the encoder's outputs.
+
+    It has the same state as that network, and needs neither transformers nor the encoder's weights.
+
+    Args:
+        folder, options, clients, classes, where: see `PretrainedNetwork`.
+    """
+
+    # Stands for the number of all layers, see `depth_of`.
+    depth = "all"
+
+    def __init__(
+        self, folder: Folder, options: Pretrained, clients: int, classes: int, where: str | Path
+    ):
+        super().__init__()
+        self.window = options.seconds(folder.kind, where)
+        self._size, self.longest = folder.size, folder.longest
+        self.head = Linear(clients, self._size, classes)
+        self.has_fixed_head = options.adaptation.kind == "none"
+
+    def features(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Return features (K, B, D) of the encoder's outputs (K, B, 1, D)."""
+        return mfcc[:, :, 0]
+
+    def outputs(self, frames: int) -> tuple[int, int]:
+        """Return the numbers of positions and of values of a clip's outputs."""
+        return 1, self._size
+
+
 def _lengths(frames: Tensor) -> Tensor:
     return torch.full((len(frames),), frames.shape[1])
 
 
 def build_pretrained(
-    config: Mapping[str, Any], classes: int, where: str | Path, clients: int
-) -> PretrainedNetwork:
-    """Build a network from its section of a configuration; errors as in `build_network`."""
+    config: Mapping[str, Any], classes: int, where: str | Path, clients: int, whole: bool
+) -> PretrainedNetwork | FrozenHead:
+    """Build a network from its section of a configuration; arguments as in `build_network`."""
     options = from_mapping(Pretrained, config, where)
     folder = open_known(options.path, options.sum)
+    kind = FrozenHead if options.is_head_on_cache and not whole else PretrainedNetwork
     try:
-        network = PretrainedNetwork(folder, options, clients, classes, where)
+        network = kind(folder, options, clients, classes, where)
         if options.head_share:
             network.split_head(clients, options.head_share)
     except ValueError as error:

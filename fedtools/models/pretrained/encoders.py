@@ -23,11 +23,13 @@ class Encoder(nn.Module):
     Attributes:
         size: values per position.
         step: input frames per position.
+        window: frames; silence is appended to utterances up to a multiple of it.
         shortest, longest: the fewest and the most frames of an utterance; None for no bound.
     """
 
     size: int
     step: int
+    window = 1
     shortest: int
     longest: int | None
     layers: nn.ModuleList
@@ -119,7 +121,7 @@ class WhisperEncoder(Encoder):
 
     def __init__(self, encoder: nn.Module, window: int = 1):
         super().__init__()
-        self._window = window * self.shortest if window > 1 else 1
+        self.window = window * self.shortest if window > 1 else 1
         self.conv1, self.conv2 = encoder.conv1, encoder.conv2
         # Sinusoidal, never trained.
         self.embed_positions = encoder.embed_positions.requires_grad_(False)
@@ -132,7 +134,7 @@ class WhisperEncoder(Encoder):
         return (self._with_silence(frames) + 1) // self.step
 
     def _with_silence(self, frames: Any) -> Any:
-        whole = -(-frames // self._window) * self._window
+        whole = -(-frames // self.window) * self.window
         # An utterance that is too long stays so, and fails later.
         most = frames + (self.longest - frames) * (frames < self.longest)
         return whole - (whole - most) * (whole > most)
@@ -153,7 +155,7 @@ class WhisperEncoder(Encoder):
         if lengths is None:
             lengths = torch.full((len(frames),), frames.shape[1], device=frames.device)
         lengths = lengths.to(frames.device)
-        silence = _silence(frames, lengths) if self._window > 1 else None
+        silence = _silence(frames, lengths) if self.window > 1 else None
         if specaug is not None:
             frames, lengths = specaug(frames, lengths)
         if silence is not None:

@@ -157,6 +157,34 @@ class Folder:
         raise UserError("missing", path=self.path / WEIGHTS, remedy=_AGAIN)
 
     @cached_property
+    def size(self) -> int:
+        """Return the number of values of a position of the encoder's output."""
+        return self._shape("encoder.layer_norm.weight")[0]
+
+    @property
+    def longest(self) -> int | None:
+        """Return the most frames of an utterance; None for no bound."""
+        if self.kind != "whisper":
+            return None
+        return 2 * self._shape("encoder.embed_positions.weight")[0]
+
+    def _shape(self, wanted: str) -> list[int]:
+        """Return the shape of a weight, by its name without the prefix of a model with a head.
+
+        Raises:
+            UserError: if there is no such weight.
+        """
+        from safetensors import safe_open
+
+        names = [wanted, *(f"{prefix}{wanted}" for prefix in PREFIXES)]
+        for path in self.files():
+            with safe_open(path, "np") as weights:
+                for name in set(names).intersection(weights.keys()):
+                    shape: list[int] = weights.get_slice(name).get_shape()
+                    return shape
+        raise UserError(f"its weights lack {wanted!r}", path=self.path, remedy=_AGAIN)
+
+    @cached_property
     def sum(self) -> str:
         """Return the SHA-256 of weights and configuration, which identifies the model."""
         import hashlib
@@ -181,18 +209,20 @@ class Folder:
         names |= {"hubert": "HubertModel", "wavlm": "WavLMModel"}
         quiet = {} if self.kind == "whisper" else _DRAWS_NOTHING
         try:
-            model, info = getattr(transformers, names[self.kind]).from_pretrained(
-                self.path,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                # Overrides config.json, which may name an implementation to download.
-                attn_implementation="eager" if self.kind == "wavlm" else "sdpa",
-                **quiet,
-            )
+            # What is drawn after this, such as a head, does not depend on transformers' own draws.
+            with torch.random.fork_rng(devices=[]):
+                model, info = getattr(transformers, names[self.kind]).from_pretrained(
+                    self.path,
+                    local_files_only=True,
+                    use_safetensors=True,
+                    trust_remote_code=False,
+                    dtype=torch.float32,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,
+                    # Overrides config.json, which may name an implementation to download.
+                    attn_implementation="eager" if self.kind == "wavlm" else "sdpa",
+                    **quiet,
+                )
         except Exception as error:
             problem = f"no model can be built: {' '.join(str(error).split())[:300]}"
             raise UserError(problem, path=self.path) from None

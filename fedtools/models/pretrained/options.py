@@ -33,7 +33,7 @@ class Pretrained:
         cache_frozen: compute the outputs of the frozen layers at the bottom once, and cache them on
             disk, see `fedtools.files.frozen`.
         cache_dtype: type of the cached outputs.
-        cache_limit: largest size of the cache in megabytes, for all splits together.
+        cache_limit: largest size of the outputs in megabytes, for all splits together.
     """
 
     network: Literal["hf"]
@@ -59,6 +59,12 @@ class Pretrained:
     def adaptation(self) -> Adapt:
         """Return the options that select the trained part."""
         return from_mapping(Adapt, self.adapt, "adapt")
+
+    @property
+    def is_head_on_cache(self) -> bool:
+        """Return whether only the head is trained, if at all, on cached outputs of the encoder."""
+        frozen = self.adaptation.kind in ("head", "none") and not self.adaptation.also
+        return self.cache_frozen and frozen
 
     def seconds(self, kind: str, where: str | Path) -> int:
         """Return the window, in seconds, of a model of this kind (see `Folder.kind`).

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 
+from fedtools.files.config import read_yaml
 from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import UserError
+from fedtools.files.frozen import place_of
 from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED
 from fedtools.files.received import Seal
@@ -23,7 +26,7 @@ from fedtools.tasks.asr.model import AsrModels
 from fedtools.tasks.asr.server_labels import ServerLabels
 from fedtools.tasks.base import Task
 from fedtools.tasks.facts import ALL
-from fedtools.tasks.frozen import open_frozen
+from fedtools.tasks.frozen import options_of
 
 
 class Corpus:
@@ -41,7 +44,8 @@ class Corpus:
     def __init__(self, task: Task[Method], tokenizer: Tokenizer | WhisperTokens, models: AsrModels):
         self._task, self._models, self._experiment = task, models, task.experiment
         self.training, self._tokenizer = models.training, tokenizer
-        self._frozen = open_frozen(self._experiment, models.build)
+        model, where = self._experiment.options.model, f"{task.where}: model"
+        self._cached = options_of(model, where)
         # The data directories read so far, by split and whether archives may be missing.
         self._data: dict[tuple[str, bool], DataDir] = {}
         self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()
@@ -80,13 +84,22 @@ class Corpus:
             data = self.read(split, may_lack)
             names = data.utterances if client == ALL else data.client_utterances(client)
             found = self.gather(data, names)
-            if self._frozen:
+            if self._cached:
+                owner = None if client == ALL else client
+                place = partial(place_of, data.path, owner, self._sums[split]["feats.scp"])
                 with self.training.settings():
-                    keep_hidden(self._frozen, split, client, found, self._models)
+                    title = owner or split
+                    keep_hidden(found, place, self._cached, self._models, title)
             self._make_room(found)
             self._utterances[key] = found
         self._utterances.move_to_end(key)
         return self._utterances[key]
+
+    @cached_property
+    def _sums(self) -> Mapping[str, Mapping[str, str]]:
+        """Return the sums of each split's data, with which those on disk have been compared."""
+        found: Mapping[str, Mapping[str, str]] = read_yaml(self._experiment.path / "data.yaml")
+        return found
 
     def gather(
         self, data: DataDir, names: Sequence[str], labelled: bool | None = None

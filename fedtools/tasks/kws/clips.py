@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from fedtools.audio.augment import Plan, apply
 from fedtools.client.options import ClipTraining
 from fedtools.files.clips import RATE, Clips
 from fedtools.files.errors import UserError
-from fedtools.files.frozen import Place
+from fedtools.files.frozen import Outputs
 from fedtools.models.clip_batch import ClipBatch
-from fedtools.tasks.frozen import FrozenOutputs
+from fedtools.tasks.kws.frozen import ClipOutputs
 
 _CLIPS_IN_CACHE = 32
 # Clips per batch where unaugmented features are computed.
@@ -31,8 +31,8 @@ class ClipFeatures:
         clips: all of them.
         front: computes features from waveforms, see `fedtools.audio.front_end`.
         device: of features and `front`.
-        keep: keeps outputs of frozen layers, which `front` then computes: `FrozenOutputs.make`
-            without its first argument.
+        outputs: of frozen layers, if they are cached; `front` then computes them.
+        title: of the clips, for messages.
     """
 
     def __init__(
@@ -40,10 +40,11 @@ class ClipFeatures:
         clips: Clips,
         front: nn.Module,
         device: torch.device,
-        keep: Callable[..., Place] | None = None,
+        outputs: ClipOutputs | None = None,
+        title: str = "",
     ):
         self.clips = clips
-        self._keep, self._places = keep, dict[tuple[int, int], Place]()
+        self._outputs, self._title = outputs, title
         self.device = device
         self._front = front.to(device)
         self._labels = torch.from_numpy(clips.labels)
@@ -69,12 +70,10 @@ class ClipFeatures:
             volume[client, :size] = one.volume[step]
             weights[client, :size] = 1 / size
         ragged = min(widths) < width
-        if self._keep:
-            parts = [
-                self.kept(place)[torch.from_numpy(chosen - place.start)]
-                for place, chosen in zip(rows, index, strict=True)
-            ]
-            mfcc = torch.stack(parts).to(self.device, torch.float32)
+        if self._outputs:
+            self._cached.check(index)
+            kept = torch.from_numpy(self._cached.values)
+            mfcc = kept[torch.from_numpy(index)].to(self.device, torch.float32)
         else:
             mfcc = self._features(index, shift, noise, volume)
         weight = torch.from_numpy(weights).to(self.device)
@@ -86,23 +85,22 @@ class ClipFeatures:
         index = np.arange(rows.start, rows.stop)
         return self._made(self._gather(index).float())
 
-    def kept(self, rows: slice) -> Tensor:
-        """Return `plain` features of a client's clips, or of all, as they are kept on disk."""
-        assert self._keep
-        count, ends = rows.stop - rows.start, (rows.start, rows.stop)
-        if ends not in self._places:
-            whole = count == len(self.clips.labels)
-            owner = None if whole else self.clips.client_of(rows.start)
-            positions = self.plain(slice(0, 1)).shape[1]
-            parts = partial(self._parts, rows, positions)
-            self._places[ends] = self._keep(owner, ends, count * positions, parts)
-        found = self._places[ends].mapped()
-        return torch.from_numpy(found.reshape(count, -1, found.shape[1]))
+    def cached(self, rows: slice) -> Tensor:
+        """Return `plain` features of some clips as they are cached on disk."""
+        return torch.from_numpy(self._cached.rows(rows.start, rows.stop))
 
-    def _parts(self, rows: slice, positions: int) -> Iterator[tuple[int, np.ndarray]]:
-        for begin in range(rows.start, rows.stop, _AT_ONCE):
-            made = self.plain(slice(begin, min(begin + _AT_ONCE, rows.stop)))
-            yield (begin - rows.start) * positions, made.flatten(0, 1).cpu().numpy()
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the numbers of frames and of values of a clip's features."""
+        if self._outputs:
+            return self._outputs.shape(self.clips)[1:]
+        found = self.plain(slice(0, 1)).shape
+        return found[1], found[2]
+
+    @cached_property
+    def _cached(self) -> Outputs:
+        assert self._outputs
+        return self._outputs.open(self.clips, self.plain, self._title)
 
     def _gather(self, index: np.ndarray) -> Tensor:
         if self._waves is not None:
@@ -141,7 +139,7 @@ class ClipCorpus:
         front: computes features from waveforms.
         device: where features are computed.
         training: the options of the experiment; kept as an attribute.
-        frozen: keeps outputs of frozen layers, where these are the features.
+        outputs: of frozen layers, where these are the features.
     """
 
     def __init__(
@@ -152,9 +150,9 @@ class ClipCorpus:
         front: nn.Module,
         device: torch.device,
         training: ClipTraining,
-        frozen: FrozenOutputs | None = None,
+        outputs: ClipOutputs | None = None,
     ):
-        self.training, self._frozen = training, frozen
+        self.training, self._outputs = training, outputs
         self._path_of, self._classes, self._samples = path_of, list(classes), samples
         self._front, self._device = front.to(device), device
         self._features: dict[str, ClipFeatures] = {}
@@ -168,8 +166,9 @@ class ClipCorpus:
                 where = self._path_of(split) / "classes.txt"
                 remedy = "pack the clips again, or begin another experiment"
                 raise UserError("not the classes of the experiment", path=where, remedy=remedy)
-            keep = partial(self._frozen.make, split) if self._frozen else None
-            self._features[split] = ClipFeatures(clips, self._front, self._device, keep)
+            self._features[split] = ClipFeatures(
+                clips, self._front, self._device, self._outputs, split
+            )
         return self._features[split]
 
     def gather(self, clips: Clips) -> ClipFeatures:
@@ -200,11 +199,11 @@ class ClipCorpus:
     def plain(self, split: str, rows: slice) -> Tensor:
         """Return unaugmented features of some clips of a split, (clips, frames, values).
 
-        Features kept on disk have the type that they were kept in, and are not on the device.
+        Features cached on disk have the type that they were cached in, and are not on the device.
         """
         data = self.features(split)
-        if self._frozen:
-            return data.kept(rows)
+        if self._outputs:
+            return data.cached(rows)
         if split not in self._plain:
             count = len(data.clips.labels)
             edges = [*range(0, count, _AT_ONCE), count]

@@ -1,22 +1,36 @@
-"""Outputs of a pretrained network's frozen layers for clips, computed once and kept."""
+"""Outputs of a pretrained network's frozen layers for all clips of a folder, computed once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedtools.audio.front_end import front_end
 from fedtools.client.options import ClipTraining
-from fedtools.files.clips import Clips
+from fedtools.files.clips import Clips, check_sums
 from fedtools.files.config import option_error
+from fedtools.files.frozen import Outputs, Part, Place, place_of
 from fedtools.methods.base import Method
 from fedtools.models.keywords import inputs_of
 from fedtools.models.keywords.base import Network
-from fedtools.models.keywords.pretrained import PretrainedNetwork
+from fedtools.models.keywords.pretrained import FrozenHead, PretrainedNetwork
+from fedtools.models.pretrained.options import Pretrained
+from fedtools.models.training import torch_settings
 from fedtools.tasks.base import NewExperiment
-from fedtools.tasks.frozen import check_size
+from fedtools.tasks.frozen import check_size, make_outputs, options_of
+from fedtools.tasks.identity import of_clips
+
+# Clips per batch. Values depend on it to the last bit.
+_AT_ONCE = 64
 
 
 class AboveFrozen(nn.Module):
@@ -24,7 +38,7 @@ class AboveFrozen(nn.Module):
 
     Args:
         front: computes features from waveforms.
-        build: returns the network.
+        build: returns the network, with its frozen layers.
     """
 
     def __init__(self, front: nn.Module, build: Callable[[], Network]):
@@ -38,21 +52,129 @@ class AboveFrozen(nn.Module):
         return network.lower(self._front(waves))
 
 
-def check_frozen(new: NewExperiment[Method], network: Network, training: ClipTraining) -> None:
-    """Raise a `UserError` if kept outputs would be of augmented clips, or too large."""
-    if not isinstance(network, PretrainedNetwork) or network.depth is None:
+class ClipOutputs:
+    """The outputs of frozen layers for folders of clips; see `fedtools.files.frozen`.
+
+    Args:
+        options: of the model.
+        network: the network above the frozen layers; need not have them.
+        front: computes features from waveforms.
+        device: where outputs are computed.
+    """
+
+    def __init__(
+        self,
+        options: Pretrained,
+        network: FrozenHead | PretrainedNetwork,
+        front: nn.Module,
+        device: torch.device,
+    ):
+        self._options, self._network, self._device = options, network, device
+        self._front = front
+
+    def shape(self, clips: Clips) -> tuple[int, int, int]:
+        """Return the numbers of clips, of positions of each, and of values of a position."""
+        frames = len(self._front(torch.zeros(clips.samples, device=self._device)))
+        return len(clips.labels), *self._network.outputs(frames)
+
+    def place(self, clips: Clips) -> Place:
+        """Return where the outputs of a folder's clips lie."""
+        network, options = self._network, self._options
+        # The frozen layers compute on another device what differs in the last bit.
+        what = [options.sum, network.window, network.depth, _AT_ONCE, self._device.type]
+        data = of_clips(clips.path, False)["sha256sums"]
+        return place_of(clips.path, None, data, what, self.shape(clips), options.cache_dtype)
+
+    def open(self, clips: Clips, compute: Callable[[slice], Tensor], title: str) -> Outputs:
+        """Return the outputs of all clips of a folder; compute them if they are missing.
+
+        Args:
+            compute: returns those of some clips.
+            title: of the clips, for messages.
+        """
+        place = self.place(clips)
+        if not place.is_complete():
+            check_sums(clips.path, ("clips.npy",))
+        edges = [*range(0, place.shape[0], _AT_ONCE), place.shape[0]]
+        batches = [[part] for part in pairwise(edges)]
+
+        def outputs(left: Sequence[Sequence[Part]]) -> Iterator[list[np.ndarray]]:
+            # One thread a batch: values do not depend on the number of threads.
+            with torch_settings(1):
+                for found in _ahead(compute, left, self._device):
+                    yield [found]
+
+        return make_outputs(place, batches, outputs, title, "clips")
+
+
+def _ahead(
+    compute: Callable[[slice], Tensor], batches: Sequence[Sequence[Part]], device: torch.device
+) -> Iterator[np.ndarray]:
+    """Yield the outputs of batches in order, several of which are computed at a time on a CPU."""
+    threads = len(os.sched_getaffinity(0)) if device.type == "cpu" else 1
+
+    def work(part: Part) -> np.ndarray:
+        found: np.ndarray = compute(slice(*part)).cpu().numpy()
+        return found
+
+    # Alone: the first batch loads the model, and transformers cannot load one in two threads.
+    yield work(*batches[0])
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[np.ndarray]] = deque()
+        try:
+            for (part,) in batches[1:]:
+                waiting.append(pool.submit(work, part))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def open_outputs(
+    config: Mapping[str, Any], where: str | Path, network: Network, device: torch.device
+) -> ClipOutputs | None:
+    """Return the outputs of a model's frozen layers; None if they are not cached.
+
+    Args:
+        config: the section `model`.
+        where: what it was read from.
+        network: see `ClipOutputs`.
+        device: where outputs are computed.
+    """
+    options = options_of(config, where)
+    if options is None:
+        return None
+    assert isinstance(network, FrozenHead | PretrainedNetwork)
+    return ClipOutputs(options, network, front_end(*inputs_of(config)).to(device), device)
+
+
+def check_frozen(
+    new: NewExperiment[Method],
+    network: Network,
+    training: ClipTraining,
+    whole: Callable[[], Network],
+) -> None:
+    """Raise a `UserError` if cached outputs would be of augmented clips, or too large.
+
+    Args:
+        whole: returns the network with its frozen layers. It is called if outputs are missing, so
+            that a model that cannot be loaded is found now; others have been loaded before.
+    """
+    model, where = new.options.model, f"{new.where}: model"
+    outputs = open_outputs(model, where, network, torch.device("cpu"))
+    if outputs is None:
         return
-    augment, where = training.augmentation, f"{new.where}: training"
+    augment, training_is = training.augmentation, f"{new.where}: training"
     if augment.noise_volume and augment.noise_probability:
         problem = f"model.cache_frozen excludes augment.noise_volume {augment.noise_volume}"
-        raise option_error(f"{problem}: set it to 0", where, "noise_volume")
+        raise option_error(f"{problem}: set it to 0", training_is, "noise_volume")
     if augment.time_shift_ms:
         problem = f"model.cache_frozen excludes augment.time_shift_ms {augment.time_shift_ms}"
-        raise option_error(f"{problem}: set it to 0", where, "time_shift_ms")
-    rows = {}
-    front = AboveFrozen(front_end(*inputs_of(new.options.model)), lambda: network)
-    for split, folder in new.data.items():
-        clips = Clips.read(folder)
-        positions = front(torch.zeros(1, clips.samples)).shape[1]
-        rows[split] = len(clips.labels) * positions
-    check_size(new.options.model, f"{new.where}: model", network.encoder.size, rows)
+        raise option_error(f"{problem}: set it to 0", training_is, "time_shift_ms")
+    places = {split: outputs.place(Clips.read(folder)) for split, folder in new.data.items()}
+    if not all(place.is_complete() for place in places.values()):
+        whole()
+    check_size(model, where, {split: place.size for split, place in places.items()})

@@ -19,6 +19,7 @@ from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.copies import copy_of
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network
+from fedtools.models.keywords.pretrained import FrozenHead
 from fedtools.models.pretrained.options import is_pretrained
 
 
@@ -52,12 +53,25 @@ class KwsModels(Models):
         self._make = partial(build_network, config, classes, where, frames=frames, base=base)
         self._has_frozen = is_pretrained(config) or has_base(config)
         self._built: dict[tuple[int, str], Network] = {}
+        self._whole: Network | None = None
 
     def build(self, clients: int = 1, use: str = "") -> Network:
         """Return a network for the given number of clients, built once for each use."""
         if (clients, use) not in self._built:
             self._built[clients, use] = self._new(clients)
         return self._built[clients, use].requires_grad_(True)
+
+    def whole(self) -> Network:
+        """Return a network for one client with all frozen layers, also if their outputs are cached.
+
+        Its trained part is not loaded.
+        """
+        first = self.build()
+        if not isinstance(first, FrozenHead):
+            return first
+        if self._whole is None:
+            self._whole = self._make(whole=True).to(self.device)
+        return self._whole
 
     def _new(self, clients: int) -> Network:
         if self._built and self._has_frozen:

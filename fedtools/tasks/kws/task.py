@@ -33,9 +33,9 @@ from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with, report_trained, split_base
 from fedtools.tasks.facts import ALL
-from fedtools.tasks.frozen import open_frozen
+from fedtools.tasks.frozen import options_of
 from fedtools.tasks.kws.clips import ClipCorpus
-from fedtools.tasks.kws.frozen import AboveFrozen, check_frozen
+from fedtools.tasks.kws.frozen import AboveFrozen, check_frozen, open_outputs
 from fedtools.tasks.kws.memory import keep_freed_memory
 from fedtools.tasks.kws.model import KwsModels, cross_entropy, tensors_of
 from fedtools.tasks.kws.stacks import ClipSource, stacks_of, step_bytes
@@ -63,9 +63,10 @@ class KwsTask(Task[Method]):
             options.model, classes, frames, self.training, where, self.device, base
         )
         front = front_end(*inputs_of(options.model))
-        frozen = open_frozen(experiment, self.models.build)
-        if frozen:
-            front = AboveFrozen(front, self.models.build)
+        outputs = None
+        if options_of(options.model, where):
+            outputs = open_outputs(options.model, where, self.models.build(), self.device)
+            front = AboveFrozen(front, self.models.whole)
         self.clips = ClipCorpus(
             self.data_path,
             self._classes,
@@ -73,7 +74,7 @@ class KwsTask(Task[Method]):
             front,
             self.device,
             self.training,
-            frozen,
+            outputs,
         )
 
     def settings(self) -> AbstractContextManager[None]:
@@ -87,15 +88,14 @@ class KwsTask(Task[Method]):
         classes = len(read_classes(new.data["train"] / "classes.txt"))
         samples = read_length(new.data["train"])
         new, base = split_base(new)
-        network = build_network(
-            options.model, classes, f"{where}: model", frames=frames_of(samples), base=base
-        )
+        described = options.model, classes, f"{where}: model"
+        network = build_network(*described, frames=frames_of(samples), base=base)
         if (shift := training.augmentation.time_shift_ms) > 1000 * samples / RATE:
             problem = f"training: augment: time_shift_ms {shift} is longer than a clip"
             raise option_error(problem, where, "time_shift_ms", shift)
         check_clips(network, options.model, samples, new.data["train"])
         check_optimizer(training, f"{where}: training")
-        check_frozen(new, network, training)
+        check_frozen(new, network, training, lambda: build_network(*described, whole=True))
         states = begin_with(new, network, tensors_of(network))
         report_trained(network)
         return states
@@ -119,7 +119,7 @@ class KwsTask(Task[Method]):
         # Always measured on a CPU: the server must cut the same stacks as the clients' machines.
         network = copy_of(self.models.build()).cpu().train()
         # A step without trained parameters keeps nothing.
-        one = max(1, step_bytes(network, data.plain(slice(0, 1)).cpu(), batch))
+        one = max(1, step_bytes(network, torch.zeros(1, *data.shape), batch))
         wanted, megabytes = self.training.stack, self.training.stack_mb
         fit = max(1, (megabytes << 20) // one)
         if fit < wanted:
@@ -256,7 +256,7 @@ class KwsTask(Task[Method]):
 
 def check_clips(network: nn.Module, config: Mapping[str, object], samples: int, path: Path) -> None:
     """Raise a `UserError` if clips are longer than a pretrained network accepts."""
-    longest = getattr(getattr(network, "encoder", None), "longest", None)
+    longest = getattr(network, "longest", None)
     if longest is not None:
         frames = len(front_end(*inputs_of(config))(torch.zeros(samples)))
         if frames > longest:
