@@ -142,7 +142,7 @@ def test_one_slip_in_a_recipe_is_told_in_one_line(path, tmp_path):
     content = read_yaml(path)
     small, file = path.stem in SMALL, tmp_path / path.name
     file.write_text(path.read_text())
-    missed, mini = [], path.with_name("mini.yaml")
+    missed, right, mini = [], set(), path.with_name("mini.yaml")
     # Keys shared with the corpus' small configuration are tested there.
     tried = set(places(yaml.safe_load(mini.read_text()))) if path.stem not in SMALL else set()
     for place in places(content):
@@ -151,8 +151,11 @@ def test_one_slip_in_a_recipe_is_told_in_one_line(path, tmp_path):
         value, key = content, str(place[-1])
         for name in place:
             value = value[name]
-        file.write_text(path.read_text())
-        check(file, small, place)
+        # What is read for a place depends on three keys at most.
+        if place[:3] not in right:
+            file.write_text(path.read_text())
+            check(file, small, place)
+            right.add(place[:3])
         for kind, name, other in (("typo", key + key[-1], value), ("type", key, wrong(value))):
             write_yaml(file, changed(content, place, name, other))
             try:
