@@ -57,7 +57,7 @@ def machine() -> str:
 
 # Modules that commands import at run time: of all cases, and of those on pretrained models.
 THIRD = (
-    *("espnet2.asr.espnet_model", "torch._dynamo", "numpy.random", "scipy.stats"),
+    *("espnet2.asr.espnet_model", "numpy.random", "scipy.stats"),
     *("matplotlib.pyplot", "matplotlib.backends.backend_agg", "sentencepiece"),
     *("flashlight.lib.text.decoder.kenlm", "kenlm"),
 )

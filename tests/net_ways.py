@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import hashlib
 import os
 import signal
@@ -259,6 +260,8 @@ class Runner:
             name = path.relative_to(self.folder / way)
             if path.is_file() and not is_left_out(name):
                 content = path.read_bytes()
+                if path.suffix == ".gz":
+                    content = without_versions(gzip.decompress(content).replace(b', "', b',\n"'))
                 for folder, word in names:
                     content = content.replace(os.fsencode(folder), word)
                 if path.suffix == ".tsv":
@@ -285,8 +288,8 @@ LEFT_OUT = {"log", "noise.key", "software.yaml", "sha256sums", ".done", "jobs"}
 # Outputs of frozen layers are a cache.
 FOLDERS_LEFT_OUT = {".locks", "ranks", "tensorboard", "frozen"}
 
-# Beginnings of a page's lines.
-VERSIONS = (b"- Git, of this", b"- Experiment")
+# Beginnings of lines of a page, and of entries of what it is made of.
+VERSIONS = (b"- Git, of this", b"- Experiment", b'"begun":')
 
 
 def is_left_out(name: Path) -> bool:
@@ -318,7 +321,7 @@ def without_seconds(table: bytes) -> bytes:
 
 
 def without_versions(page: bytes) -> bytes:
-    """Return a page without the lines that name versions of the code and its packages."""
+    """Return text without the lines that name versions of the code and its packages."""
     lines = page.splitlines(keepends=True)
     return b"".join(one for one in lines if not one.startswith(VERSIONS))
 
