@@ -208,7 +208,7 @@ def test_every_experiment_of_the_keyword_configurations_can_begin(path):
     from fedtools.tasks import facts_of
 
     whole = yaml.safe_load(path.read_text())
-    networks = {"full": ["transformer"], "whisper": ["lora", "head"]}.get(
+    networks = {"first": ["head"], "full": ["transformer"], "whisper": ["lora", "head"]}.get(
         path.stem, NETWORKS.names()
     )
     assert list(whole["networks"]) == networks

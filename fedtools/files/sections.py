@@ -122,6 +122,27 @@ class Landscape:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Options of the recipe kws1: its rows, and what it makes of them; run.sh's options override.
+
+    Attributes:
+        corpus: the corpus if db.sh names none: "mini", synthesised, or "own", in the repository.
+        tasks: keywords, words.
+        methods: of the rows of clients, and of centralised training.
+        seeds: random seeds of training.
+        server_clips: numbers of clips of a server that trains alone, a row for each.
+        figures: figures of stage 6.
+    """
+
+    corpus: Literal["mini", "own"] = "mini"
+    tasks: tuple[Literal["keywords", "words"], ...] = ("keywords",)
+    methods: tuple[str, ...] = ("centralized", "fedavg", "alt", "fedkws_ui")
+    seeds: tuple[Natural, ...] = (0,)
+    server_clips: tuple[Positive, ...] = ()
+    figures: tuple[Literal["clients", "landscape"], ...] = ("clients", "landscape")
+
+
+@dataclass(frozen=True)
 class Rescoring:
     """Options of the recipe rescore1.
 
@@ -206,6 +227,7 @@ SECTIONS: dict[str, type] = {
     "corpus": Corpus,
     "clips": Clips,
     "landscape": Landscape,
+    "rows": Rows,
     "rescoring": Rescoring,
     "sets": Sets,
 }

@@ -20,7 +20,7 @@ ngpu=0
 . utils/recipe.sh
 
 clips=${kws}/dump/${kws_tag}/keywords exp=${out}/fedavg
-[ -d "${clips}/train" ] || fail 1 "no ${clips}/train: run ${kws}/run.sh --stop_stage 2"
+[ -d "${clips}/train" ] || fail 1 "no ${clips}/train: run ${kws}/run.sh --config conf/mini.yaml --stop_stage 2"
 [ "${rounds}" -gt 1 ] || fail 2 "--rounds ${rounds}: at least 2 are needed"
 tabbed "${exp}" - --section "networks.${network}" --section methods.fedavg --method fedavg \
     --data "train=${clips}/train" --data "valid=${clips}/valid" --seed "${seed}" \

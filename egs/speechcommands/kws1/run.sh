@@ -13,21 +13,25 @@ networks=               # default: those of the config
 whole_grid=false        # true: the section grid of the config, or else both tasks, all methods,
                         # seeds "0 1 2", and ablations
 price=false             # true: time a round of each row of the list, print an estimate, and exit
-tasks=                  # "keywords words" or one of them (Google: 12, 35); default: keywords
-methods=                # default: "centralized fedavg alt fedkws_ui"
-seeds=                  # random seeds of training; default: 0
+tasks=                  # "keywords words" or one of them (Google: 12, 35); default: the config's,
+                        # section rows, as for the next three
+methods=                # "centralized fedavg alt fedkws_ui" and others that the config has
+seeds=                  # random seeds of training
+server_clips=           # "25 67": rows of a server that trains alone on so many clips of the
+                        # validation list; none: no such row
 ablations=              # clips: ALT with FedAvg's clips; true: also mu, lambda; default: false
 keywords=               # yes,no,...: two or more, for the task keywords; default: Google's ten
 silence=true            # whether the task keywords has the class _silence_
 unknown=true            # whether the task keywords has the class _unknown_
 noise=corpus            # noise for silence and augmentation: corpus, its recordings, or made, generated
-config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
+config=                 # default: conf/first.yaml, or conf/paper.yaml for a corpus in db.sh
 pretrained=             # folder of a pretrained model; default: the config's section pretrained, if any
 clip_seconds=           # length of a clip: longer ones are cut, and shorter ones padded; default: the
                         # config's, section clips
 tag=                    # name of the run's folders: data/<tag>, dump/<tag>, exp/<tag>
 split=official          # or paper: test clips are in training, as the paper's counts imply
 min_clips=              # leave clients with fewer clips out; default: the config's, section clips
+figures=                # "clients landscape", one of them, or none, of stage 6; default: the config's
 landscape_clips=        # least clips of the clients of figure 4; default: the config's, section landscape
 max_drop=0.02           # fail if more than this fraction of the clips is unusable
 running=                # "an4=DIR so762=DIR": speech with transcripts, to count false accepts an hour
@@ -35,13 +39,14 @@ leave_out=know,write    # leave out such speech if it has these words, which sou
 corpus_name="Speech Commands"   # name of the corpus in tables
 release=                # name of its release in tables; default: its folder's name
 references=             # rows that accuracies are compared with, "FedAvg; FedAvg, rounds = 450";
-                        # default: FedAvg, if it is among the methods
+                        # default: the server alone with the fewest clips, and FedAvg, if there
 results=                # default: exp/<tag>/RESULTS.md
 
 # shellcheck disable=SC2034  # printed by parse_options.sh
 help_message="Usage: $0 [--option value]...
 Stages:
-  1  data directories, of a mini corpus if SPEECHCOMMANDS is empty in db.sh; speakers are clients
+  1  data directories; speakers are clients. If SPEECHCOMMANDS is empty in db.sh, the corpus is the one
+     in the folder corpus, real speech of 560 people, or with --config conf/mini.yaml a synthetic one
   2  clips, packed into one file for each set
   3  the list of experiments: tasks x networks x methods x seeds, and the ablations, or a grid
   4  training, round by round, and accuracy on the test clips
@@ -52,24 +57,40 @@ Stages:
 . utils/parse_options.sh
 . utils/recipe.sh
 
+check_word ngpu '0|1' noise 'corpus|made' whole_grid 'true|false' price 'true|false'
+mini=() length=() alone=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml made=none
+[ -n "${corpus}" ] || default=conf/first.yaml
+: "${config:=${default}}"
 seeds_of_grid=${seeds} given=${methods}
 ! "${whole_grid}" || : "${tasks:=keywords words}" "${seeds:=0 1 2}" "${ablations:=true}" \
     "${methods:=centralized fedavg fedprox fedmmd fedopt alo alt fedkws_ui}"
-: "${methods:=centralized fedavg alt fedkws_ui}" "${seeds:=0}" "${ablations:=false}"
-[[ " ${methods} " != *" fedavg "* ]] || : "${references:=FedAvg}"
-tasks=$(sed -E 's/\b12\b/keywords/g; s/\b35\b/words/g' <<<"${tasks:-keywords}")
-check_words seeds '0|[1-9][0-9]*' tasks 'keywords|words' methods '[a-z0-9_]+'
-check_word ngpu '0|1' ablations 'true|clips|false' noise 'corpus|made' whole_grid 'true|false' \
-    price 'true|false'
-
-mini=() length=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml name=$(basename "${corpus}")
-if [ -z "${corpus}" ]; then
-    mini=(--mini) corpus=downloads/speech_commands_mini default=conf/mini.yaml name=mini
-    log "SPEECHCOMMANDS is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
+[ -n "${corpus}" ] || made=
+take_options "${config}" made=rows.corpus rows.{tasks,methods,seeds,server_clips,figures}
+case ${made} in
+    own) corpus=downloads/speech_commands_560 name=first ;;
+    mini)
+        mini=(--mini) corpus=downloads/speech_commands_mini default=conf/mini.yaml name=mini
+        log "SPEECHCOMMANDS is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
+        ;;
+    none) name=$(basename "${corpus}") ;;
+esac
+[ "${made}" != own ] || : "${release:=560 speakers}"
+: "${release:=$(basename "${corpus}")}" "${ablations:=false}" "${figures:=none}"
+tasks=$(sed -E 's/\b12\b/keywords/g; s/\b35\b/words/g' <<<"${tasks}")
+check_words seeds '0|[1-9][0-9]*' tasks 'keywords|words' methods '[a-z0-9_]+' \
+    figures 'clients|landscape|none'
+check_word ablations 'true|clips|false'
+[ "${server_clips}" != none ] || server_clips=
+first=()
+if [ -n "${server_clips}" ]; then
+    check_words server_clips '[1-9][0-9]*'
+    alone=(--server-clips "${server_clips// /,}")
+    first=("Server alone, $(tr ' ' '\n' <<<"${server_clips}" | sort -n | sed 1q) clips")
 fi
+[[ " ${methods} " != *" fedavg "* ]] || first+=(FedAvg)
+[[ -n ${references} || ${#first[@]} -eq 0 ]] || printf -v references '%s;' "${first[@]}"
 [ -z "${running}" ] || check_words running '[A-Za-z0-9][A-Za-z0-9._-]*=.+'
 name_corpora SPEECHCOMMANDS SPEECHCOMMANDS_TEST
-: "${config:=${default}}" "${release:=$(basename "${corpus}")}"
 # A grid has its own rows, of any methods of its configuration.
 if "${whole_grid}" && [ -z "${given}" ] && fedtools config "${config}" grid &>/dev/null; then
     methods=$(fedtools config "${config}" methods)
@@ -85,10 +106,14 @@ check_word clip_seconds '[0-9]+(\.[0-9]{1,3})?'
 : "${tag:=${name//[!A-Za-z0-9._-]/_}}" "${results:=exp/${tag}/RESULTS.md}"
 check_tag "${tag}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
-figures=${results%.md}-${section} drawings=${exp}/pictures last=${tasks##* } sets=()
-for task in ${tasks}; do sets+=("${task}"/{train,valid,test}); done
+pictures=${results%.md}-${section} drawings=${exp}/pictures last=${tasks##* } sets=()
+for task in ${tasks}; do
+    sets+=("${task}"/{train,valid,test})
+    for clips in ${server_clips}; do sets+=("${task}/server${clips}"); done
+done
 
-say_estimate "${mini[*]:+${config}}" "Keyword spotting on ${release} by ${methods} (seeds ${seeds})"
+[ "${made}" = none ] || stated=${config}
+say_estimate "${stated-}" "Keyword spotting on ${release} by ${methods} (seeds ${seeds})"
 fetch_pretrained "${config}"
 # Check the sections now, and not after hours of preparing a corpus.
 read -r -a sections <<<"networks.${networks// / networks.} methods.${methods// / methods.}"
@@ -100,8 +125,13 @@ if begins 1; then
     options+=(--unknown "${unknown}" ${keywords:+--keywords "${keywords}"} "${length[@]}")
     [ "${noise}" = corpus ] || options+=(--noise "${noise}")
     keep_options "${exp}" "${corpora}${options[*]}"
-    [ -n "${SPEECHCOMMANDS}" ] || local/mini.py downloads
+    case ${made} in
+        own) local/unpack_corpus.py corpus "${corpus}" ;;
+        mini) local/mini.py downloads ;;
+    esac
     [[ ${tasks} = *" "* ]] || options+=(--task "${tasks}")
+    # Not among the options above, because the other sets do not depend on it.
+    options+=("${alone[@]}")
     local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}" \
         ${SPEECHCOMMANDS_TEST:+--test-archive "${SPEECHCOMMANDS_TEST}"}
     for set in "${sets[@]}"; do utils/validate_data_dir.py --no-feats "${data}/${set}"; done
@@ -117,12 +147,13 @@ if begins 2; then
 fi
 
 if begins 3; then
-    begins 6 || landscape_clips=0
+    begins 6 && [[ ${figures} = *landscape* ]] || landscape_clips=0
     whole=()
     ! "${whole_grid}" || whole=(--grid "${config}" --seeds "${seeds_of_grid}")
     planned=$(local/experiments.py "${exp}" "${dump}" --seeds "${seeds}" --tasks "${tasks}" \
         --networks "${networks}" --methods "${methods}" --ablations "${ablations}" \
-        --landscape-clips "${landscape_clips}" --pretrained "${pretrained}" "${whole[@]}")
+        --landscape-clips "${landscape_clips}" --pretrained "${pretrained}" "${alone[@]}" \
+        "${whole[@]}")
     utils/waves.py "${list}" <<<"${planned}"
     log "Stage 3: the list of $(wc -l <"${list}") experiments, ${list}"
     if "${price}"; then
@@ -167,13 +198,19 @@ if begins 5 && [[ ${tasks} = *keywords* && -n ${running} ]]; then
 fi
 
 if begins 6; then
-    log "Stage 6: figures 1 and 4"
+    log "Stage 6: figures ${figures}"
     rm -rf "${drawings}"
     mkdir -p "${drawings}"
+fi
+
+if begins 6 && [[ ${figures} = *clients* ]]; then
     for task in ${tasks}; do
         local/plot_clients.py "${dump}/${task}/train" "${drawings}/clients-${task}.png" \
             --config "${config}"
     done
+fi
+
+if begins 6 && [[ ${figures} = *landscape* ]]; then
     # The first network in the list with a model of centralised training; a grid need not have all.
     start=$(awk -F '\t' -v task="${last}" '
         split($2, part, "/") && part[3] == task && part[5] == "centralized" { print $2; exit }' "${list}")
@@ -191,10 +228,13 @@ if begins 7; then
     for row in "${rows[@]}"; do compared+=(--reference "${row# }"); done
     # There are no data directories if the clips were packed elsewhere.
     [ ! -d "${data}" ] || compared+=(--notes "${data}/notes.txt")
-    place_pictures "${drawings}" "${figures}" "${figures}"-clients-*.png "${figures}"-landscape.{png,tsv}
+    place_pictures "${drawings}" "${pictures}" "${pictures}"-clients-*.png \
+        "${pictures}"-landscape.{png,tsv}
     local/report.py "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" --published conf/published.tsv \
         --config "${config##*/}" --command "${command_line% }" "${compared[@]}"
     write_cards "${exp}" "${results}" "${seeds%% *}"
     log "Stage 7: wrote ${results}"
+    [ "${made}" != own ] || log "Next: ./run.sh --server_clips '25 67 270' trains servers with more clips;" \
+        "fedtools show ${exp}/${last}/head/fedavg/seed0 lists what each client sent; README.md has more"
 fi
