@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import run
 from torch import Tensor, nn
 
 from fedtools.client.client import Client
@@ -642,3 +644,35 @@ def test_only_some_parameters(tmp_path):
         assert value.requires_grad
     at.train()
     assert not torch.equal(model.first, before["first"])
+
+
+UNCOMPILED = """
+import sys, torch
+from fedtools.models.training import OPTIMIZERS, Training, make_optimizer
+
+def trained(make):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(7, 5)
+    optimizer = make(model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 7)).square().sum().backward()
+        optimizer.step()
+    return torch.cat([value.flatten() for value in model.parameters()])
+
+options = {name: {"lr": 0.01, "weight_decay": 0.1} for name in OPTIMIZERS}
+found = {
+    name: trained(lambda model: make_optimizer(model, Training(optim=name, optim_conf=given)))
+    for name, given in options.items()
+}
+assert "torch._dynamo" not in sys.modules
+for name, given in options.items():
+    torchs = trained(lambda model: OPTIMIZERS[name](model.parameters(), fused=True, **given))
+    assert torch.equal(found[name], torchs), name
+"""
+
+
+def test_optimisers_are_torchs_without_its_compiler():
+    """They compute the same bits, and do not import what takes longer than a small experiment."""
+    # A fork would have imported it.
+    run(sys.executable, "-c", UNCOMPILED, cold=True).ok()
