@@ -81,6 +81,14 @@ def test_experiments_and_their_data(finished):
             train = f"server{clips}" if clips else "train"
             assert config["data"]["train"] == f"dump/first-short/words/{train}"
             assert config["data"]["test"] == "dump/first-short/words/test"
+    # One experiment computes the encoder's outputs, and the others wait for it.
+    lines = [
+        line.split("\t")[:3]
+        for line in (recipe / "exp/first-short/experiments").read_text().splitlines()
+    ]
+    first = "exp/first-short/words/head/centralized/seed0"
+    assert lines[0] == ["1", first, "-"] and len(lines) == 10
+    assert {(wave, awaited) for wave, _, awaited in lines[1:]} == {("2", first)}
     clients = {row["client"] for row in ledger(exp / "fedavg/seed0")} - {"-"}
     assert len(clients) == SPEAKERS["train"]
 

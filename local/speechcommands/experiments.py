@@ -2,13 +2,15 @@
 """Print the list of experiments, for utils/waves.py: tasks x networks x methods x seeds, ablations.
 
     experiments.py EXP DUMP --seeds "0 1" --tasks keywords --networks dscnn --methods "fedavg alt"
-        [--grid YAML] [--ablations clips|true] [--server-clips 25,67] [--landscape-clips 100]
-        [--pretrained FOLDER]
+        [--config YAML] [--grid YAML] [--ablations clips|true] [--server-clips 25,67]
+        [--landscape-clips 100] [--pretrained FOLDER]
 
-A line is an experiment's folder, "-" since none waits for another, and options of `fedtools init`,
-separated by tabs. The script fails if centralised training is among the methods, but fewer than two
-clients have --landscape-clips clips of the last task: figure 4 could not be drawn, and it is better
-to know that before hours of training.
+A line is an experiment's folder, the experiment that it waits for, "-" if none, and options of
+`fedtools init`, separated by tabs. If a network of --config caches the outputs of frozen layers,
+the first experiment on all clips computes them, and the others wait for it: otherwise all would
+load the pretrained model. The script fails if centralised training is among the methods, but fewer
+than two clients have --landscape-clips clips of the last task: figure 4 could not be drawn, and it
+is better to know that before hours of training.
 
 If the YAML of --grid has a section grid, this has the rows of each network and the seeds of each
 row. The list then has those of them that the other options select, and no ablations:
@@ -162,6 +164,20 @@ def check_figure_4(options: argparse.Namespace, lines: Sequence[Sequence[str]]) 
         raise UserError(f"figure 4 needs {wanted}, but there are {enough}", remedy=remedy)
 
 
+def await_outputs(config: Path, lines: Sequence[list[str]]) -> None:
+    """Let the experiments of networks with cached outputs wait for the first that computes them."""
+    networks, firsts = read_yaml(config).get("networks") or {}, dict[tuple[str, str], str]()
+    for folder, *_ in lines:
+        task, network, row = Path(folder).parts[-4:-1]
+        model = (networks.get(network) or {}).get("model") or {}
+        if model.get("cache_frozen") and f".{SERVER_CLIPS}=" not in row:
+            firsts.setdefault((task, network), folder)
+    for words in lines:
+        task, network = Path(words[0]).parts[-4:-2]
+        first = firsts.get((task, network), words[0])
+        words[1] = "-" if words[0] == first else first
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("exp", metavar="EXP")
@@ -170,6 +186,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=str.split, required=True)
     default = "default: 0 1 2, or all seeds of a grid"
     parser.add_argument("--seeds", type=str.split, default=[], help=default)
+    parser.add_argument("--config", type=Path, metavar="YAML", help="of the experiments")
     has = "a configuration whose section grid, if it has one, has the rows"
     parser.add_argument("--grid", type=Path, metavar="YAML", help=has)
     has_alone = "sizes of the sets of a server that trains alone"
@@ -187,6 +204,8 @@ def main() -> None:
             if options.ablations != "false":
                 lines += ablations(options)
         check_figure_4(options, lines)
+        if options.config:
+            await_outputs(options.config, lines)
         for words in lines:
             print("\t".join(words))
 

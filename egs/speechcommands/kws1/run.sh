@@ -151,7 +151,7 @@ if begins 3; then
     whole=()
     ! "${whole_grid}" || whole=(--grid "${config}" --seeds "${seeds_of_grid}")
     planned=$(local/experiments.py "${exp}" "${dump}" --seeds "${seeds}" --tasks "${tasks}" \
-        --networks "${networks}" --methods "${methods}" --ablations "${ablations}" \
+        --networks "${networks}" --methods "${methods}" --ablations "${ablations}" --config "${config}" \
         --landscape-clips "${landscape_clips}" --pretrained "${pretrained}" "${alone[@]}" \
         "${whole[@]}")
     utils/waves.py "${list}" <<<"${planned}"

@@ -160,8 +160,9 @@ def check_frozen(
     """Raise a `UserError` if cached outputs would be of augmented clips, or too large.
 
     Args:
-        whole: returns the network with its frozen layers. It is called if outputs are missing, so
-            that a model that cannot be loaded is found now; others have been loaded before.
+        whole: returns the network with its frozen layers. It is called if there are no outputs of
+            any split, so that a model that cannot be loaded is found now; others have been loaded
+            before.
     """
     model, where = new.options.model, f"{new.where}: model"
     outputs = open_outputs(model, where, network, torch.device("cpu"))
@@ -175,6 +176,6 @@ def check_frozen(
         problem = f"model.cache_frozen excludes augment.time_shift_ms {augment.time_shift_ms}"
         raise option_error(f"{problem}: set it to 0", training_is, "time_shift_ms")
     places = {split: outputs.place(Clips.read(folder)) for split, folder in new.data.items()}
-    if not all(place.is_complete() for place in places.values()):
+    if not any(place.is_complete() for place in places.values()):
         whole()
     check_size(model, where, {split: place.size for split, place in places.items()})
