@@ -28,7 +28,9 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
     # A server's rounds are not those of a federation.
     levels = [*runs.alone, ("centralized", "", "")] if runs.alone else []
     networks = list(dict.fromkeys(network for _, network in runs.columns))
-    size = 2.4 * len(networks) + 1.2, 2.4 * len(runs.tasks) + 1.1
+    # Rows of servers have long names.
+    wide, most = (4.0, 2) if levels else (2.4, 3)
+    size = wide * len(networks) + 1.2, 2.4 * len(runs.tasks) + 1.1
     with drawing(path, size) as figure:
         panels = figure.subplots(len(runs.tasks), len(networks), squeeze=False)
         for row, task in zip(panels, runs.tasks, strict=True):
@@ -39,6 +41,8 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
                 for index, setting in enumerate(levels, len(methods)):
                     if found := runs.get(task, network, *setting):
                         _level(axes, found, varied(*setting), index)
+                if levels:
+                    _leave_out_untrained(axes)
                 axes.set_title(f"{network_title(network)}, task {task}", fontsize=9)
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
             row[0].set_ylabel("Test accuracy (%)")
@@ -48,7 +52,7 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
         figure.suptitle(title, fontsize=10, wrap=True)
         names = [*map(title_of, methods), *(varied(*setting) for setting in levels)]
         names = [name for name in names if name in shown]
-        columns = min(len(names), max(3, 2 * len(networks)))
+        columns = min(len(names), max(most, 2 * len(networks)))
         lines = [shown[name] for name in names]
         figure.legend(lines, names, loc="outside lower center", ncols=columns)
 
@@ -66,6 +70,20 @@ def _line(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
 def _level(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
     mean, _ = mean_and_spread(run.lasting for run in runs)
     axes.axhline(mean, label=name, color=line_style(index)["color"], linestyle="--", linewidth=1)
+
+
+def _leave_out_untrained(axes: Axes) -> None:
+    """Begin the axis below the curves of trained models, or round 0 would press levels together."""
+    trained = [
+        accuracy
+        for line in axes.get_lines()
+        for number, accuracy in zip(*map(np.ravel, line.get_data()), strict=True)
+        if number > 0 or line.get_linestyle() == "--"
+    ]
+    if trained:
+        low, high = min(trained), max(trained)
+        margin = max(0.05 * (high - low), 0.5)
+        axes.set_ylim(low - margin, high + margin)
 
 
 def plot_ablation(path: str | Path, runs: Runs, title: str) -> None:
