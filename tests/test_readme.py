@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -30,7 +31,7 @@ RUNS += [(CONTRIBUTING, line) for line in commands(CONTRIBUTING, SET_UP)]
 
 def test_there_are_commands():
     top = commands(TOP)
-    assert any("asr1/run.sh" in line for line in top) and "tests/run.sh" in top
+    assert top == ["egs/speechcommands/kws1/run.sh", "tests/run.sh"]
     assert len(RECIPES) == len(list((ROOT / "egs").glob("*/*/run.sh")))
     assert {page for page, _ in RUNS} >= {TOP, *RECIPES}
 
@@ -95,9 +96,52 @@ def test_files_are_there(page):
 
 
 def test_the_table_is_that_of_the_results():
-    """The README repeats a table of the mini corpus's section, and has no figures of its own."""
-    tables = re.findall(r"<!-- mini table of (\S+) -->\n\n(.*?)\n\n", TOP.read_text(), flags=re.S)
-    assert len(tables) == 1
-    for name, table in tables:
-        results = (ROOT / name).read_text(encoding="utf-8")
-        assert table in results[results.index("<!-- fedtools:mini") :]
+    """The README repeats the first rows of a page's summary, and has no figures of its own."""
+    found = re.findall(r"<!-- summary of (\S+) -->\n\n(.*?)\n\n", TOP.read_text(), flags=re.S)
+    assert len(found) == 1
+    for name, table in found:
+        header, _, *rows = (cells(line) for line in table.splitlines())
+        results = [cells(line) for line in (ROOT / name).read_text(encoding="utf-8").splitlines()]
+        assert len(header) == 5 and len(rows) >= 4
+        summary = results[results.index(header) :]
+        summary = summary[: summary.index([""])]
+        assert [row for row in summary if row in rows] == rows
+
+
+def cells(line: str) -> list[str]:
+    """Return the cells of a table's line."""
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_methods_are_those_of_the_command():
+    shown = re.findall(r"^```text\n(name .*?)```$", TOP.read_text(), flags=re.S | re.M)
+    assert shown == [inside("methods").ok().out]
+
+
+def test_the_method_shown_is_that_of_the_package():
+    """Its lines are fedprox.py's, in order, without imports, docstrings and types."""
+    (shown,) = re.findall(r"^```python\n(.*?)```$", TOP.read_text(), flags=re.S | re.M)
+    there = ast.parse((ROOT / "fedtools/methods/fedprox.py").read_text())
+    (method,) = (one for one in there.body if isinstance(one, ast.ClassDef))
+    kept = {"proximal", "objective"}
+    method.body = [one for one in method.body if name_of(one) in kept]
+    for one in ast.walk(method):
+        if isinstance(one, ast.FunctionDef):
+            one.returns = None
+            one.body = [
+                line
+                for line in one.body
+                if not isinstance(line, ast.ImportFrom)
+                and not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
+            ]
+        if isinstance(one, ast.arg):
+            one.annotation = None
+    assert ast.unparse(method) == ast.unparse(ast.parse(shown))
+
+
+def name_of(statement: ast.stmt) -> str:
+    if isinstance(statement, ast.FunctionDef):
+        return statement.name
+    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        return statement.target.id
+    return ""
