@@ -169,7 +169,7 @@ def test_links_lead_somewhere(site):
             file = (path.parent / unquote(target)).resolve() if target else path
             assert file.is_file(), f"{path}: {link}"
             assert not anchor or unquote(anchor) in pages[file].anchors, f"{path}: {link}"
-            pictures += tag == "img" and file.suffix == ".png"
+            pictures += tag == "img" and file.suffix in (".png", ".svg")
     assert pictures == sum(len(re.findall(r"!\[", (ROOT / page).read_text())) for page in PAGES)
     assert f"{SOURCE}/fedtools/methods/fedprox.py" in sources
     for link in sources:
