@@ -382,6 +382,10 @@ def test_what_clients_keep_is_for_their_owner_alone(tmp_path):
     inside("rounds", path, "--to", "1").ok()
     folders = list((path / "clients").iterdir())
     assert folders and {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+    # Files that are saved together have the mode that the user's umask leaves.
+    (tmp_path / "usual").touch()
+    kept = list((path / "clients").glob("*/round_*/*"))
+    assert {one.stat().st_mode for one in kept} == {(tmp_path / "usual").stat().st_mode}
     # Files as written by an earlier version.
     for folder in folders:
         folder.chmod(0o755)

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedtools.client.objective import Objective
 from fedtools.client.trainer import Trainer, finite
 from fedtools.client.unit import Models, Source, Trained, Unit
-from fedtools.files.private import PERSONAL_STATE
+from fedtools.files.private import PERSONAL_STATE, Private, save_each
 from fedtools.files.sent_features import sent_names
 from fedtools.files.states import spec_of
 from fedtools.models.training import load_model
@@ -143,17 +143,22 @@ class Client:
 
         A client with tensors that are not finite keeps its previous ones.
         """
-        usable = finite(model, self.models.stacked)
-        for client, own in enumerate(self.unit.own):
-            if usable[client]:
-                own.save(name, self.tensors(model, client))
+        save_each(name, self._kept(model, finite(model, self.models.stacked)))
 
     def keep_personal(self, usable: Sequence[bool]) -> None:
         """Keep the personal tensors of each client whose result is usable."""
-        for client, own in enumerate(self.unit.own) if self.unit.personal else ():
+        if personal := self.unit.personal:
+            kept = self._kept(self.model, usable)
+            own = ((owner, {name: state[name] for name in personal}) for owner, state in kept)
+            save_each(PERSONAL_STATE, own)
+
+    def _kept(
+        self, model: nn.Module, usable: Sequence[bool]
+    ) -> Iterator[tuple[Private, dict[str, Tensor]]]:
+        """Yield the files and the tensors of each client whose result is usable."""
+        for client, owner in enumerate(self.unit.own):
             if usable[client]:
-                state = self.tensors(client=client)
-                own.save(PERSONAL_STATE, {name: state[name] for name in self.unit.personal})
+                yield owner, self.tensors(model, client)
 
 
 def untrained_norms(model: nn.Module) -> list[nn.Module]:

@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 import re
+import stat
 import subprocess
 import tempfile
 import time
@@ -35,15 +36,17 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     leave an empty file under the final name. A block that fails leaves no file.
     """
     path = Path(path)
-    handle, name = tempfile.mkstemp(*_marks(path.parent, path.name), path.parent)
+    suffix, prefix = _marks(path.parent, path.name)
+    temporary = path.with_name(f"{prefix}{os.urandom(6).hex()}{suffix}")
+    # The mode that the system gives by the user's umask, also to a library's own file.
+    handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    mode = stat.S_IMODE(os.fstat(handle).st_mode)
     os.close(handle)
-    temporary = Path(name)
     try:
         yield temporary
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
-        # mkstemp creates files with mode 0600; a data file gets the user's usual mode.
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(FileNotFoundError):
@@ -200,9 +203,3 @@ def is_running(process: int) -> bool:
         return False
     except (OSError, OverflowError):
         return True
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -10,8 +10,10 @@ round is repeated, so the files of an earlier round are kept until the next one 
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 # The personal part of a client's model, kept for every round, for `fedtools average`.
 PERSONAL_STATE = "personal"
+
+# Files that wait for the disk together, whose file system then writes its journal once for all.
+_TOGETHER = 8
 
 
 def make_private(folder: Path) -> Path:
@@ -98,21 +103,44 @@ class Private:
         """Remove the files of this round, any checkpoint, and any release."""
         remove(self.checkpoint)
         remove(self.release)
-        remove(self._path("", self.number).parent)
+        remove(self._folder(self.number))
 
     def _found(self) -> dict[str, dict[int, Path]]:
         """Return the files of each name by round, except the personal state."""
         found: dict[str, dict[int, Path]] = {}
         for number in self._rounds():
-            for path in self._path("", number).parent.glob("*.safetensors"):
-                if path.stem != PERSONAL_STATE:
-                    found.setdefault(path.stem, {})[number] = path
+            folder = self._folder(number)
+            for name in _listed(folder):
+                stem, dot, kind = name.rpartition(".")
+                if dot and kind == "safetensors" and stem != PERSONAL_STATE:
+                    found.setdefault(stem, {})[number] = folder / name
         return found
 
+    def _folder(self, number: int) -> Path:
+        return self.folder / f"round_{number:04d}"
+
     def _path(self, name: str, number: int) -> Path:
-        return self.folder / f"round_{number:04d}" / f"{name}.safetensors"
+        return self._folder(number) / f"{name}.safetensors"
 
     def _rounds(self) -> list[int]:
         """Return the rounds with files, sorted as numbers, so that 10000 comes after 9999."""
-        found = (re.fullmatch(r"round_(\d+)", path.name) for path in self.folder.glob("round_*"))
+        found = (re.fullmatch(r"round_(\d+)", name) for name in _listed(self.folder))
         return sorted(int(match.group(1)) for match in found if match)
+
+
+def _listed(folder: Path) -> list[str]:
+    """Return the names in a folder; none if it is missing."""
+    try:
+        with os.scandir(folder) as found:
+            return [entry.name for entry in found]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def save_each(
+    name: str, kept: Iterable[tuple[Private, Mapping[str, np.ndarray | torch.Tensor]]]
+) -> None:
+    """Save tensors of many owners under one name, each as `Private.save` does."""
+    with ThreadPoolExecutor(_TOGETHER) as threads:
+        for saved in [threads.submit(owner.save, name, tensors) for owner, tensors in kept]:
+            saved.result()
