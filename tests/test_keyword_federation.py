@@ -209,6 +209,8 @@ def doubled(path: Path) -> Federation:
     federation = Federation(path)
     _ = federation.states
     task = federation.task
+    # Stacks are cut before: what a step needs is measured in the files' precision.
+    task.units(CLIENTS, 1)
     single = task.models.build
     task.models.build = lambda clients=1, use="": single(clients, f"double {use}").double()
     task.clips.features = lambda split: DoubleClips(
