@@ -67,7 +67,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Print what all processes have cost; remove the programs. Servers end with this process."""
     if not hasattr(config, "workerinput"):
         used, wall = sum(os.times()[:4]) + forked.seconds(), time.monotonic() - BEGUN
-        print(f"{wall / 60:.1f} minutes, {used:.0f} s of processor time (user + sys)")
+        print(f"{wall / 60:.1f} minutes, {used:.0f} s of processor time (user + sys)", end="; ")
+        print(f"{forked.cold()} programs in interpreters of their own")
         shutil.rmtree(os.environ.pop(forked.FOLDER))
 
 

@@ -28,8 +28,13 @@ IMPORTED_WITH = (
     "OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ GOTO_ BLIS_ NUMEXPR_ NUMBA_ PYTHON LD_ GLIBC_ MALLOC_ "
     "TORCH PYTORCH_ KINETO_ MPL TQDM_ LC_ LANG"
 ).split()
-# The server reads it again for each fork.
-READ_AGAIN = b"PYTHONPATH"
+# The server reads the first again for each fork; packages set the others when they are imported.
+FREE = (
+    b"PYTHONPATH",
+    b"KMP_DUPLICATE_LIB_OK",
+    b"KMP_INIT_AT_FORK",
+    b"TORCHINDUCTOR_CACHE_DIR",
+)
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
@@ -39,7 +44,7 @@ def kept(environment: dict) -> str:
         (name, value)
         for name, value in environment.items()
         if name.startswith(tuple(os.fsencode(prefix) for prefix in IMPORTED_WITH))
-        and name != READ_AGAIN
+        and name not in FREE
     )
     digest = 0
     for byte in marshal.dumps(found, 2):
@@ -94,6 +99,9 @@ def begin(path: str, kind: str, owner: str, modules: str, lock: int) -> None:
 def main() -> None:
     folder, owner, state, path, kind, program, *words = sys.argv[1:]
     if kept(os.environb) != state or has_start():
+        # Counted: one that all programs had by mistake cost an hour.
+        with open(f"{folder}/cold", "a") as file:
+            file.write(f"{program}\n")
         os.execv(sys.executable, [sys.executable, program, *words])
     numbers = [n for n in map(int, os.listdir("/proc/self/fd")) if is_open(n)]
     ignored = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -23,6 +24,7 @@ import threading
 import time
 import traceback
 import types
+import weakref
 from pathlib import Path
 
 from covered import measure_fork
@@ -31,39 +33,59 @@ from covered import measure_fork
 SPAWNED = str(Path(sys.argv[1]).with_name("bin") / "python3")
 # Kills its process, and group, when the file descriptor it is set for becomes readable: fcntl.h.
 F_SETSIG = 10
+# Makes a huge page of small ones: madvise(2), MADV_COLLAPSE.
+COLLAPSE = 25
 # What is slow to import and not ours, by kind of server. A fork imports all modules of fedtools
 # itself, so that one which imports too little fails as it would for a user.
 LIGHT = (
     "annotated_types",
     "argparse",
+    "concurrent.futures.thread",
     "coverage",
     "espeakng_loader",
     "kaldiio",
+    "multiprocessing.connection",
     "multiprocessing.spawn",
     "numpy.random",
+    "numpy.typing",
+    "pkgutil",
+    "pydantic.fields",
     "pydantic.json_schema",
     "pydantic.plugin._loader",
     "pydantic.type_adapter",
+    "pydantic.types",
     "safetensors.numpy",
+    "shlex",
     "soundfile",
+    "statistics",
+    "tabulate",
     "threadpoolctl",
     "tqdm",
+    "typer._adapters",
     "typer.core",
     "uuid",
     "yaml",
 )
 HEAVY = (
+    "PIL.BmpImagePlugin",
+    "PIL.GifImagePlugin",
     "PIL.Image",
+    "PIL.JpegImagePlugin",
+    "PIL.PpmImagePlugin",
     "espnet2.asr.encoder.conformer_encoder",
     "espnet2.asr.encoder.transformer_encoder",
     "espnet2.asr.espnet_model",
+    "espnet2.layers.utterance_mvn",
     "espnet2.lm.transformer_lm",
+    "espnet2.torch_utils.initialize",
     "flashlight.lib.text.decoder.kenlm",
+    "flashlight.lib.text.dictionary",
     "kaldi_native_fbank",
     "kenlm",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "matplotlib.pyplot",
+    "matplotlib.style.core",
     "num2words",
     "safetensors.torch",
     "scipy.optimize",
@@ -80,6 +102,7 @@ HEAVY = (
     "tokenizers",
     "torch._dynamo",
     "torch.func",
+    "torch.profiler._cupti_monitor",
     "transformers",
 )
 KINDS = {"light": LIGHT, "torch": (*LIGHT, *HEAVY)}
@@ -91,9 +114,23 @@ def preload(kind: str) -> None:
         importlib.import_module(name)
     ours = [name for name in sys.modules if name.partition(".")[0] == "fedtools"]
     assert not ours, f"imported before a fork: {ours}"
+    # What packages undo at the exit of a process that is about to end.
+    for finalizer in tuple(weakref.finalize._registry):
+        finalizer.atexit = False
     # A collection in a child would write to, and so copy, every page of these objects.
     gc.collect()
     gc.freeze()
+    join_pages()
+
+
+def join_pages() -> None:
+    """Have the kernel join small pages, where it can: a fork copies the table of all of them."""
+    advise, size = ctypes.CDLL(None).madvise, 1 << 21
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, mode, *_ = line.split()
+        first, end = (int(number, 16) for number in place.split("-"))
+        for at in range(-(-first // size) * size, end - size + 1, size) if mode == "rw-p" else ():
+            advise(ctypes.c_void_p(at), ctypes.c_size_t(size), COLLAPSE)
 
 
 def serve(listener: socket.socket, owner: int) -> None:

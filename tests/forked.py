@@ -85,3 +85,9 @@ def seconds() -> float:
         # Of itself and of its children, user and system.
         ticks += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def cold() -> int:
+    """Return the number of programs that could not be forks: see `fork_client.py`."""
+    file = Path(os.environ[FOLDER]) / "cold"
+    return len(file.read_text().splitlines()) if file.exists() else 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from fedtools.cli.app import app
+from fedtools.cli.app import app, narrowed
 
 # Importing a module registers its commands with `app`, which lists them in this order.
 GROUPS = (
@@ -41,7 +41,7 @@ def main() -> None:
 
     try:
         with exit_with_message("fedtools"):
-            app()
+            narrowed(app, sys.argv[1:])()
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "fedtools":
             raise

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import typer
@@ -90,6 +91,23 @@ app = make_group(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def narrowed(group: typer.Typer, words: Sequence[str]) -> typer.Typer:
+    """Return a group with only the command that the first words name, or else with all.
+
+    To make all commands from their functions takes longer than to run a short one.
+    """
+    word = words[0] if words else None
+    commands = [one for one in group.registered_commands if one.name == word]
+    groups = [copy.copy(one) for one in group.registered_groups if one.name == word]
+    if not commands and not groups:
+        return group
+    for one in groups:
+        one.typer_instance = narrowed(one.typer_instance, words[1:])
+    found = copy.copy(group)
+    found.registered_commands, found.registered_groups = commands, groups
+    return found
 
 
 def command(name: str, kind: Kind, to: typer.Typer = app) -> Callable[[Function], Function]:
