@@ -340,6 +340,10 @@ def test_the_size_is_told(world: Path, tmp_path: Path):
     # 40 and 14 clips of 50 positions of 32 values of 4 bytes.
     assert "0.3 MB on disk: train 0.3 MB, valid 0.1 MB" in told
     assert sum(map(sum, CLIENTS.values())) == 40
+    # Not again for other experiments with the same outputs.
+    inside("rounds", path, "--to", "1", "--evaluate", "valid").ok()
+    other = begin(world, tmp_path / "other", "kws", model={"adapt": UPPER, "cache_frozen": True})
+    assert "on disk" not in other.ok().err
 
 
 def batches_of(build: Callable[[dict], nn.Module], given: Callable) -> list[torch.Tensor]:

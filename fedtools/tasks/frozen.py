@@ -55,13 +55,20 @@ def options_of(config: Mapping[str, Any], where: str | Path) -> Pretrained | Non
     return options if options.cache_frozen else None
 
 
-def check_size(config: Mapping[str, Any], where: str | Path, sizes: Mapping[str, int]) -> None:
-    """Print how much disk space the cached outputs take.
+def check_size(
+    config: Mapping[str, Any],
+    where: str | Path,
+    sizes: Mapping[str, int],
+    *,
+    complete: bool = False,
+) -> None:
+    """Print how much disk space the cached outputs will take.
 
     Args:
         config: the section `model`.
         where: what it was read from.
         sizes: split -> bytes of its outputs.
+        complete: whether all are there, so that nothing is printed.
 
     Raises:
         UserError: if that is more than the options allow.
@@ -72,4 +79,6 @@ def check_size(config: Mapping[str, Any], where: str | Path, sizes: Mapping[str,
     if whole > options.cache_limit:
         problem = f"cache_limit {options.cache_limit} MB: cache_frozen would keep {named}"
         raise option_error(problem, where, "cache_limit", options.cache_limit)
+    if complete:
+        return
     print(f"outputs of frozen layers take {whole:.1f} MB on disk: {named}", file=sys.stderr)

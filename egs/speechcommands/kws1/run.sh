@@ -235,6 +235,10 @@ if begins 7; then
         --config "${config##*/}" --command "${command_line% }" "${compared[@]}"
     write_cards "${exp}" "${results}" "${seeds%% *}"
     log "Stage 7: wrote ${results}"
-    [ "${made}" != own ] || log "Next: ./run.sh --server_clips '25 67 270' trains servers with more clips;" \
-        "fedtools show ${exp}/${last}/head/fedavg/seed0 lists what each client sent; README.md has more"
+    if [ "${made}" = own ]; then
+        further="fedtools show ${exp}/${last}/head/fedavg/seed0 lists what each client sent; README.md has more"
+        [[ ${server_clips} = *" "* ]] ||
+            further="./run.sh --server_clips '25 67 270' trains servers with more clips; ${further}"
+        log "Next: ${further}"
+    fi
 fi

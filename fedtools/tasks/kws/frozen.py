@@ -178,4 +178,5 @@ def check_frozen(
     places = {split: outputs.place(Clips.read(folder)) for split, folder in new.data.items()}
     if not any(place.is_complete() for place in places.values()):
         whole()
-    check_size(model, where, {split: place.size for split, place in places.items()})
+    sizes = {split: place.size for split, place in places.items()}
+    check_size(model, where, sizes, complete=all(one.is_complete() for one in places.values()))
