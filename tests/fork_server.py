@@ -25,6 +25,7 @@ import time
 import traceback
 import types
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 from covered import measure_fork
@@ -108,12 +109,10 @@ HEAVY = (
 KINDS = {"light": LIGHT, "torch": (*LIGHT, *HEAVY)}
 
 
-def preload(kind: str) -> None:
-    """Import the modules of a kind of server once; start no thread."""
-    for name in KINDS[kind]:
+def preload(names: Iterable[str]) -> None:
+    """Import modules once, for all forks; start no thread."""
+    for name in names:
         importlib.import_module(name)
-    ours = [name for name in sys.modules if name.partition(".")[0] == "fedtools"]
-    assert not ours, f"imported before a fork: {ours}"
     # What packages undo at the exit of a process that is about to end.
     for finalizer in tuple(weakref.finalize._registry):
         finalizer.atexit = False
@@ -347,7 +346,9 @@ def start(path: str, owner: int, kind: str) -> None:
     """Import third-party modules, listen, and release the lock, which is descriptor 3."""
     # This file's folder is not on any program's path.
     sys.path[0] = ""
-    preload(kind)
+    preload(KINDS[kind])
+    ours = [name for name in sys.modules if name.partition(".")[0] == "fedtools"]
+    assert not ours, f"imported before a fork: {ours}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         # Left over from a dead server.
         Path(path).unlink(missing_ok=True)
