@@ -24,6 +24,7 @@ TINY = {
         "dscnn": {"model": {"network": "dscnn", "network_conf": {"channels": 4, "blocks": 1}}}
     },
     "methods": {"centralized": {"method_conf": {"local_steps": 0}}, "fedavg": {}, "fedkws_ui": {}},
+    "landscape": {"points": 5, "epochs": 2, "clips": 40},
     "tasks": {"12": {"fedkws_ui": {"method_conf": {"base_ratio": 3.5}}}},
 }
 
