@@ -408,6 +408,14 @@ def test_a_page_is_made_again_from_the_errors_of_clips(recipe):
     assert not Path("RESULTS.md").exists()
 
 
+def test_the_page_of_the_first_run_is_made_again(recipe):
+    """The committed file is read as it was written, and gives the committed section."""
+    kws1 = ROOT / "egs" / "speechcommands" / "kws1"
+    script("remake.py", kws1 / "RESULTS-first-first-errors.gz", "RESULTS-first.md").ok()
+    section = Path("RESULTS-first.md").read_text().partition("<!-- ")[2]
+    assert section and section in (kws1 / "RESULTS-first.md").read_text()
+
+
 def make_server(clips: int, accuracy: float, named: int | None = None) -> Path:
     """Make an experiment of a server that trains alone."""
     train = f"server{clips}"

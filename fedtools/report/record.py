@@ -36,7 +36,6 @@ from fedtools.report.options import page_facts
 from fedtools.report.page import Cells, Contents, Page
 from fedtools.report.results import Cost, Interval, Method, Run, check_comparable, group
 from fedtools.score.bootstrap import ALL, AVERAGE
-from fedtools.score.last_evaluations import CLIP
 from fedtools.score.pairs import cuts_of
 from fedtools.score.utterances import KEYS, Utterances
 
@@ -48,6 +47,8 @@ USUAL = 200_000
 # The largest files that are read, compressed and not.
 _MOST, _MOST_UNPACKED = 32 << 20, 128 << 20
 _NUMBER = re.compile(r"\d{1,6}", re.ASCII)
+# The rates that a system of a page may have.
+_RATES = tuple(tuple(cuts_of(unit)) for unit in (WORD, CHARACTER))
 
 
 class Strict:
@@ -219,7 +220,7 @@ def read_record(path: str | Path, results: str | Path) -> tuple[Contents, Page]:
         UserError: if it is damaged, too large, or not such a file.
     """
     path = Path(path)
-    record, scores = read_file(path, _Record)
+    record, scores = read_file(path, _Record, _RATES)
     runs = [_run(row, scores, path) for row in record.rows]
     try:
         contents = Contents(
@@ -235,15 +236,22 @@ def read_record(path: str | Path, results: str | Path) -> tuple[Contents, Page]:
         raise UserError(str(error), path=path, line=1) from None
 
 
-def read_file(path: Path, kind: type[Kind]) -> tuple[Kind, dict[int, Utterances]]:
+def read_file(
+    path: Path, kind: type[Kind], rates: Sequence[Sequence[str]]
+) -> tuple[Kind, dict[int, Utterances]]:
     """Read a file of `write_file`: its first line, checked against a dataclass, and its systems.
+
+    Args:
+        path: the file.
+        kind: the dataclass.
+        rates: the names of a system's rates; a table has one of these sequences.
 
     Raises:
         UserError: if it is damaged, too large, or not such a file, or a text is not printable or
             could end a section of a page.
     """
     lines = enumerate(lines_of(io.BytesIO(_unpacked(path)), path), 1)
-    return _head(next(lines, (1, ""))[1], kind, path), _scores(lines, path)
+    return _head(next(lines, (1, ""))[1], kind, path), _scores(lines, path, rates)
 
 
 def _unpacked(path: Path) -> bytes:
@@ -270,7 +278,7 @@ def _head(line: str, kind: type[Kind], path: Path) -> Kind:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         problem = f"{where}: {first['msg']}" if where else first["msg"]
-        remedy = "give a file that fedtools report wrote"
+        remedy = "give the file that the page's report wrote"
         raise UserError(problem, path=path, line=1, remedy=remedy) from None
     for text in _texts(asdict(head)):  # type: ignore[call-overload]
         # No text may end a section.
@@ -297,13 +305,15 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(below)
 
 
-def _scores(lines: Iterator[tuple[int, str]], path: Path) -> dict[int, Utterances]:
+def _scores(
+    lines: Iterator[tuple[int, str]], path: Path, rates: Sequence[Sequence[str]]
+) -> dict[int, Utterances]:
     """Read the tables of utterances: number of a system -> its errors."""
     tables: list[_Table] = []
     for number, line in lines:
         if not line:
             at, header = next(lines, (number + 1, ""))
-            tables.append(_Table.below(header.split("\t"), path, at))
+            tables.append(_Table.below(header.split("\t"), path, at, rates))
         elif not tables:
             raise UserError("no empty line above a table", path=path, line=number)
         else:
@@ -328,17 +338,18 @@ class _Table:
 
     path: Path
     line: int
-    rates: list[str]
+    rates: Sequence[str]
     systems: list[int]
     values: list[np.ndarray] = field(default_factory=list)
     keys: dict[str, tuple[str, str, str]] = field(default_factory=dict)
 
     @classmethod
-    def below(cls, header: list[str], path: Path, line: int) -> _Table:
-        """Return a table without rows."""
-        known = (list(cuts_of(WORD)), list(cuts_of(CHARACTER)), [CLIP])
+    def below(
+        cls, header: list[str], path: Path, line: int, known: Sequence[Sequence[str]]
+    ) -> _Table:
+        """Return a table without rows, of one of the known sequences of rates."""
         start = header[len(KEYS) :]
-        rates = next((one for one in known if start[: len(one)] == one), known[0])
+        rates = next((one for one in known if start[: len(one)] == list(one)), known[0])
         pattern = re.compile(rf"(\d{{1,6}})\.{rates[0]}", re.ASCII)
         systems = [int(found[1]) for found in map(pattern.fullmatch, header) if found]
         if not systems or header != [*KEYS, *_columns(rates, systems)]:
@@ -388,10 +399,6 @@ def _run(row: _Row, scores: Mapping[int, Utterances], path: Path) -> Run:
     if row.scores not in scores:
         raise UserError(f"no errors of system {row.scores}, {row.name!r}", path=path)
     counts = scores[row.scores]
-    if CLIP in counts.tokens:
-        raise UserError(
-            "errors of clips, not of words; run the recipe's local/report.py", path=path
-        )
     found, unit = counts.rates(path), _unit(list(counts.tokens))
     places = {rate: list(of) for rate, of in found.items()}
     if {rate: list(of) for rate, of in row.bounds.items()} != places:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ FILE = "utterances.tsv"
 KEYS = ("client", "speaker", "utterance")
 # A client and a speaker, as intervals draw them.
 Speaker = tuple[str, str]
+Key = TypeVar("Key", str, Speaker)
 
 
 def columns_of(rates: Iterable[str]) -> tuple[str, ...]:
@@ -69,11 +71,22 @@ class Utterances:
 
     def by_speaker(self, rate: str) -> tuple[list[Speaker], np.ndarray, np.ndarray]:
         """Sum over speakers: client and speaker, tokens and errors of each, (speakers,)."""
-        places: dict[Speaker, int] = {}
-        of = [places.setdefault(key[:2], len(places)) for key in self.keys]
+        keys = [key[:2] for key in self.keys]
+        return self._sums(rate, keys, list(dict.fromkeys(keys)))
+
+    def by_person(self, rate: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+        """Sum over speakers, each with the utterances of all clients, in C order."""
+        keys = [speaker for _, speaker, _ in self.keys]
+        return self._sums(rate, keys, sorted(set(keys)))
+
+    def _sums(
+        self, rate: str, keys: Sequence[Key], order: list[Key]
+    ) -> tuple[list[Key], np.ndarray, np.ndarray]:
+        """Sum tokens and errors over the utterances of each key, in the given order."""
+        places = {key: place for place, key in enumerate(order)}
+        of = [places[key] for key in keys]
         # Sums of whole numbers in floating point are exact.
-        sums = (np.bincount(of, counts[rate]) for counts in (self.tokens, self.errors))
-        return (list(places), *sums)
+        return order, np.bincount(of, self.tokens[rate]), np.bincount(of, self.errors[rate])
 
     def sizes(self, rate: str) -> dict[str, tuple[int, int, int]]:
         """Return client -> speakers, utterances and tokens; `average` is of all."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learnt import learnt
-from record import Section, page_with, write_record
+from record import write_record
 from runs import Runs, read_runs
 from summary import note_of, rows_of, summary_of
 from tables import (
@@ -43,6 +43,7 @@ from fedtools.files.text_files import read_lines
 from fedtools.report.intervals import record_file
 from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import Page, image, provenance
+from fedtools.report.section import Section, page_with
 from fedtools.report.summary import Summary, on_terminal
 from fedtools.score.detection import DEFINITION
 from fedtools.score.last_evaluations import LAST
