@@ -47,9 +47,10 @@ def recipe(tmp_path_factory) -> Path:
     recipe = root / "egs" / "ami" / "rescore1"
     for name, content in (("tiny", TINY), ("tuning", FINETUNING)):
         (recipe / f"{name}.yaml").write_text(yaml.safe_dump(content))
-    call(recipe, "--stop_stage", "8").ok()
+    said = call(recipe, "--stop_stage", "8").ok().out
     set_bonus(recipe, 0)
-    call(recipe, "--stage", "9").ok()
+    said += call(recipe, "--stage", "9").ok().out
+    (recipe / "said").write_text(said)
     call(recipe, "--epsilon", "0.0").fails(2, "must be above 0")
     # Other clients need another tag, so that experiments do not mix them.
     call(recipe, "--clients", "meeting").fails(1, "give another --tag")
@@ -247,6 +248,21 @@ def test_the_report(recipe):
     assert [row["draw"] for row in tables[0]] == ["1", "2"] * 6
     doubt = yaml.safe_load((exp / "nnlm" / "seed0" / "doubt_utterance.yaml").read_text())["doubt"]
     assert doubt > 0 or tables[0] == tables[1]
+
+
+def test_the_terminal_has_no_table_of_a_log(recipe):
+    """Columns are two spaces apart; the tables are of the n-gram's text, and the summary."""
+    said = (recipe / "said").read_text()
+    before, _, rest = said.partition("\ntext   ")
+    perplexities, _, rest = rest.partition("\nexp/")
+    steps, heading, summary = rest.partition("\nAMI ami\n\nMethod")
+    assert perplexities.count("\n") == 2 and heading and "Stage 8" in steps
+    assert "  " not in before + steps
+    # Stages 7 and 8 name a line for each system.
+    assert steps.count("/best: WER ") == 8
+    logs = recipe / "exp" / "fake" / "log"
+    assert "epsilon_utterance" in (logs / "privacy.1.log").read_text()
+    assert ": exp/fake/log/privacy.1.log\n" in steps and summary.count("MB/client") == 1
 
 
 def damaged(said: dict[str, str], every: int) -> tuple[dict[str, str], dict[str, int]]:

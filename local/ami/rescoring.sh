@@ -177,9 +177,11 @@ federate() {
     done | utils/waves.py "${list}"
     config=conf/fmp.yaml train_waves "${list}" fmp 1 0
     cut -f 2 "${list}" | while read -r path; do tabbed "${path}" eval; done | best_of
-    for seed in ${seeds}; do
-        [ "${dp}" = none ] || fedtools privacy "${exp}/${private}/seed${seed}"
-    done
+    if [ "${dp}" != none ]; then
+        for seed in ${seeds}; do tabbed "${exp}/${private}/seed${seed}"; done |
+            each "${cpu_cmd}" privacy fedtools privacy
+        show privacy
+    fi
     for seed in ${seeds}; do
         of_seed "${seed}"
         tabbed "${exp}/finetuned/seed${seed}" eval "${seed}" "$(basename "$(<"${nnlm}/rate")")"
