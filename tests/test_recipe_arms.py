@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 import yaml
 from conftest import ROOT, run
 from fakes_ami import ami, plain, some_meetings
-from scripts import load
+from scripts import load, program
 from test_recipe_rescore import TINY, call
 
 from fedtools.files.datadir import read_table
 from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.score.utterances import Utterances
 
 ARMS = ("near", "far", "mix10", "cross")
 CHAT = "I LIKE WHAT SAYS THE DOG\nNOW HELLO THERE SO WHAT IS NEW\n"
@@ -138,8 +140,18 @@ def test_the_reports_differences(recipe, tmp_path):
         "AMI",
     )
     options += ("--release", "x", "--command", "run.sh")
-    run(ROOT / "local" / "ami" / "arms.py", tmp_path / "arms", page, *options, cwd=recipe).ok()
+    report = (ROOT / "local" / "ami" / "arms.py", tmp_path / "arms", page, *options)
+    said = run(*report, cwd=recipe).ok().out
     text = page.read_text()
+    check_summary(text, rates)
+    record = tmp_path / "RESULTS-x-errors.gz"
+    page.unlink()
+    assert program("local/ami/remake.py", record, page).ok().out == said
+    assert page.read_text() == text
+    # Words and errors of each person, of two seeds and four rows.
+    lines = gzip.decompress(record.read_bytes()).decode().partition("\n\n")[2].splitlines()
+    assert len(lines) == 13 and lines[1].startswith("all\tP00\tP00\t1000\t")
+    assert len(lines[1].split("\t")) == 4 + 2 * 4
     assert "below -2 % of NNLM): **yes**, -10." in text or "NNLM): **yes**, -9." in text
     assert "counts is below 0): **yes**, -" in text and "12,000 words of 12 persons" in text
     (line,) = (line for line in text.splitlines() if "1.25, 1.25" in line)
@@ -150,6 +162,20 @@ def test_the_reports_differences(recipe, tmp_path):
     assert "**" not in line
 
 
+def check_summary(page: str, rates: dict[str, int]) -> None:
+    """Compare the first table with the errors of `test_the_reports_differences`, in tenths."""
+    first = page.partition("| Method")[2].partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in first]
+    names = ("NNLM", "FMP", "alpha alone (0.5)", "beta alone (0.25)")
+    assert [row[0] for row in cells] == [f"far: {name}" for name in names]
+    for row, name in zip(cells, ("nnlm", "fmp", "alpha", "beta25"), strict=True):
+        assert float(row[1].split()[0]) == pytest.approx(rates[name], abs=0.15)
+        assert row[3:] == ["-", "-"]
+    assert cells[0][2] == "-"
+    value, low, high = (float(one.strip("[],")) for one in cells[1][2].split())
+    assert low < value == pytest.approx(-2, abs=0.15) and value < high < 0
+
+
 @pytest.mark.parametrize(
     ("low", "high", "told"),
     [(-9.0, -2.1, "yes"), (-9.0, -1.9, "undecided"), (-1.9, 3.0, "no"), (np.nan, np.nan, "undec")],
@@ -157,7 +183,8 @@ def test_the_reports_differences(recipe, tmp_path):
 def test_verdicts(low, high, told):
     arms = load("ami", "arms")[0]
     # A WER of 20 %, so that a point is 5 % of it.
-    base = arms.Counts(np.array([100.0]), np.array([[20.0]]))
+    words, errors = {"wer": np.array([100])}, {"wer": np.array([20])}
+    base = arms.Row("", "", {0: Utterances([("all", "P", "P")], words, errors)})
     found = arms.Difference((low + high) / 10, low / 5, high / 5, 0.5)
     assert arms.decide(found, base, -2.0).startswith(told)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import shutil
 import sys
@@ -14,6 +16,7 @@ from conftest import ROOT, Result, run
 from fakes_ami import ami, some_meetings
 from forked import forked
 from recorder import calls, record
+from scripts import program
 
 from fedtools.files.datadir import read_table, write_table
 from fedtools.files.tables import read_tsv, write_tsv
@@ -250,6 +253,52 @@ def test_the_report(recipe):
     assert doubt > 0 or tables[0] == tables[1]
 
 
+def test_the_page_is_made_again_from_the_file_beside_it(recipe, tmp_path):
+    exp, record = recipe / "exp" / "fake", tmp_path / "RESULTS-fake-errors.gz"
+    shutil.copy(exp / record.name, record)
+    again = ("local/ami/remake.py", record, tmp_path / "RESULTS.md")
+    said = program(*again).ok().out
+    begin, end = "<!-- fedtools:fake begin -->", "<!-- fedtools:fake end -->"
+    sections = [
+        page.read_text().partition(begin)[2].partition(end)[0]
+        for page in (exp / "RESULTS.md", tmp_path / "RESULTS.md")
+    ]
+    assert sections[0] and sections[0] == sections[1]
+    assert said in (recipe / "said").read_text()
+    # No path of an experiment leaves the machine.
+    content = gzip.decompress(record.read_bytes()).decode()
+    assert str(exp) not in content
+    (tmp_path / "RESULTS.md").unlink()
+    spoken = "TS3003c-H00-MEE210-0000200-0000290\t4\t"
+    for old, new, told in (
+        (spoken, spoken.replace("4", "4x"), "is not a number of words"),
+        ("MEE210\tTS3003c-H00", "MEE 210\tTS3003c-H00", "'MEE 210' is not a name"),
+        ("\twer\t0.wer", "\tclip\t0.wer", "the header is"),
+        ('"seeds": [[0, 0]]', '"seeds": [[0, 9]]', "no errors of words for each seed"),
+        ('"seeds": [[0, 1]]', '"seeds": [[1, 1]]', "not those of 'First pass'"),
+        ('"seconds": 0', '"seconds": -1', "costs below 0"),
+        ('"rows": [', '"rows": [1, ', "rows.0: "),
+        ('"name": "fake"', '"name": "../x"', "names no section"),
+        ("## AMI", "<!-- fedtools:fake end -->", "is not the text of a page"),
+        ('"rescore1 report 1"', '"kws1 report 1"', "format: "),
+    ):
+        assert old in content, old
+        record.write_bytes(gzip.compress(content.replace(old, new, 1).encode()))
+        program(*again).fails(1, str(record), told)
+    # A system that was scored on other words.
+    head, table = content.split("\n\n")
+    lines = [line.split("\t") for line in table.splitlines()]
+    other = ["\t".join([*line[:3], *line[3:5]]) for line in lines]
+    other[1] = other[1].replace("\t4\t", "\t5\t", 1)
+    rest = ["\t".join([*line[:4], *line[5:]]) for line in lines]
+    tables = "\n\n".join([head, "\n".join(rest), "\n".join(other)])
+    record.write_bytes(gzip.compress(f"{tables}\n".encode()))
+    program(*again).fails(1, "utterances are not those of 'First pass'")
+    record.write_bytes(gzip.compress(content.encode())[:-9])
+    program(*again).fails(1, "cut off")
+    assert [path.name for path in tmp_path.iterdir()] == [record.name]
+
+
 def test_the_terminal_has_no_table_of_a_log(recipe):
     """Columns are two spaces apart; the tables are of the n-gram's text, and the summary."""
     said = (recipe / "said").read_text()
@@ -273,6 +322,22 @@ def damaged(said: dict[str, str], every: int) -> tuple[dict[str, str], dict[str,
         for name, words in said.items()
     }
     return heard, {name: int(name in names) for name in said}
+
+
+def check_record(path: Path, data: Path, said: dict[str, str]) -> None:
+    """Compare the errors in the file of a page with those of `test_the_reports_figures`."""
+    head, table = gzip.decompress(path.read_bytes()).decode().split("\n\n")
+    header, *lines = (line.split("\t") for line in table.splitlines())
+    systems = {row["name"]: dict(row["seeds"]) for row in json.loads(head)["rows"]}
+    for name, every in (("NNLM rescoring", (2, 3)), ("FMP, T = 2", (4, 5))):
+        for seed, each in enumerate(every):
+            column = header.index(f"{systems[name][seed]}.wer")
+            known = damaged(said, each)[1]
+            assert {line[2]: int(line[column]) for line in lines} == known
+    clients, persons = (read_table(data / f"utt2{one}") for one in ("client", "person"))
+    for client, person, utterance, words in (line[:4] for line in lines):
+        assert (client, person) == (clients[utterance], persons[utterance])
+        assert int(words) == len(said[utterance].split())
 
 
 def cells(page: str, row: str) -> list[str]:
@@ -316,6 +381,7 @@ def test_the_reports_figures(recipe, tmp_path):
     run(sys.executable, *report, *options, *private, cwd=recipe).ok()
     run(sys.executable, *report, *options, "--seeds", "x").fails(2, "--seeds")
     summary, _, text = page.read_text().partition("second-pass rescoring")
+    check_record(tmp_path / "RESULTS-fake-errors.gz", data, said)
     means = {name: (wer[name, 0] + wer[name, 1]) / 2 for name in ("rescored", "fmp2")}
     spreads = {name: abs(wer[name, 0] - wer[name, 1]) / 2**0.5 for name in ("rescored", "fmp2")}
     base, own = cells(text, "NNLM rescoring"), cells(text, "FMP, T = 2 ")

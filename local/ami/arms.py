@@ -6,28 +6,37 @@
 ARMS/<arm>/rows/seed<n>.tsv come from `fedtools rescore-rows`, ARMS/far/sweeps from the recipe's
 stage 9. Differences are paired: on the same utterances, over seeds of the neural model and persons
 (see fedtools/score/crossed.py). Intervals are not adjusted; bold figures are better by a p value
-that is adjusted for its column of an arm.
+that is adjusted for its column of an arm. Writes RESULTS-<section>-errors.gz next to the page, the
+errors of each person, from which remake.py makes the section again. Prints the summary.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from record import write_record
 from report import numbers
 from settings import PAPER, PERCENT, plot_epsilon, table_4
+from summary import Row, note_of, relative, summary_of
 
 from fedtools.federation.rows import ALL, COLUMNS, SOME
 from fedtools.files.atomic import write_text
 from fedtools.files.config import read_yaml
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.tables import count, format_markdown, read_tsv, with_deviation
+from fedtools.files.units import WORD
+from fedtools.report.intervals import record_file
 from fedtools.report.options import add_page_options, page_of
-from fedtools.report.page import Page, image, provenance, with_section
-from fedtools.score.crossed import Difference, difference, holm
+from fedtools.report.page import Page, image, provenance
+from fedtools.report.section import Section, page_with
+from fedtools.report.summary import Summary, on_terminal
+from fedtools.score import bootstrap
+from fedtools.score.crossed import Difference, holm
+from fedtools.score.utterances import Utterances
 
 # Rows of conf/fmp.yaml, section sweeps.rows -> their names in tables.
 BASE = "nnlm"
@@ -53,28 +62,12 @@ ARMS = {
 MIX = "far, with {} % of words from meetings"
 # Threshold fixed before any result was seen: change of the far arm's row "fmp", in % of its NNLM.
 REPRODUCED = -2.0
+# Of each arm, in the summary.
+MAIN = (BASE, "fmp", "alpha", "beta25")
 OWN = (("beta25", "other25"), ("beta75", "other75"))
 
 
-@dataclass(frozen=True)
-class Counts:
-    """A row of an arm: words (persons,), and errors (seeds, persons)."""
-
-    words: np.ndarray
-    errors: np.ndarray
-
-    def rates(self) -> list[float]:
-        """Return the WER in % of each seed."""
-        return [100 * one.sum() / self.words.sum() for one in self.errors]
-
-    def less(self, other: Counts) -> Difference:
-        """Return this row's WER minus another row's, in percentage points."""
-        if (self.words != other.words).any():
-            raise ValueError("rows of other words")
-        return difference(self.errors, other.errors, self.words, np.zeros(len(self.words), int))
-
-
-Arm = Mapping[tuple[str, str], Counts]
+Arm = Mapping[tuple[str, str], Row]
 
 
 def title_of(arm: str) -> str:
@@ -82,39 +75,45 @@ def title_of(arm: str) -> str:
     return ARMS.get(arm) or MIX.format(arm.removeprefix("mix"))
 
 
-def read_arm(folder: Path, seeds: Sequence[int]) -> dict[tuple[str, str], Counts]:
-    """Read (row, way of scoring) -> counts, of all seeds.
+def read_arm(folder: Path, seeds: Sequence[int]) -> dict[tuple[str, str], Row]:
+    """Read (row, way of scoring) -> errors, of all seeds.
 
     Raises:
-        UserError: if seeds differ in their rows or persons.
+        UserError: if seeds differ in their rows, persons or words.
     """
-    tables: list[dict[tuple[str, str], dict[str, tuple[int, int]]]] = []
+    tables: list[dict[tuple[str, str], Utterances]] = []
     for seed in seeds:
-        path, found = folder / "rows" / f"seed{seed}.tsv", {}
-        for line, row in enumerate(read_tsv(path, COLUMNS), 2):
-            counts = count(row, "words", path, line), count(row, "errors", path, line)
-            found.setdefault((row["row"], row["scored"]), {})[row["person"]] = counts
-        if tables and {one: list(found[one]) for one in found} != {
-            one: list(tables[0][one]) for one in tables[0]
-        }:
-            raise UserError("rows or persons differ from the first seed's", path=path)
-        tables.append(found)
+        path = folder / "rows" / f"seed{seed}.tsv"
+        tables.append(found := read_rows(path))
+        first = tables[0]
+        if found.keys() != first.keys() or not all(
+            one.is_of_same_data(first[key]) for key, one in found.items()
+        ):
+            raise UserError("rows, persons or words differ from the first seed's", path=path)
     return {
-        key: Counts(
-            np.array([words for words, _ in tables[0][key].values()], float),
-            np.array([[errors for _, errors in one[key].values()] for one in tables], float),
+        key: Row(
+            folder.name,
+            f"{folder.name}: {TITLES.get(key[0], key[0])}",
+            {seed: table[key] for seed, table in zip(seeds, tables, strict=True)},
         )
         for key in tables[0]
     }
 
 
-def relative(found: Difference, base: Counts, bold: bool = False) -> str:
-    """Format a difference in % of the base's WER, with its interval."""
-    rate = float(np.mean(base.rates()))
-    text = f"{100 * found.value / rate:+.1f}"
-    if not np.isnan(found.low):
-        text += f" [{100 * found.low / rate:+.1f}, {100 * found.high / rate:+.1f}]"
-    return f"**{text}**" if bold else text
+def read_rows(path: Path) -> dict[tuple[str, str], Utterances]:
+    """Read a table of `fedtools rescore-rows`; a person's words count as one utterance."""
+    found: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
+    for line, row in enumerate(read_tsv(path, COLUMNS), 2):
+        counts = count(row, "words", path, line), count(row, "errors", path, line)
+        found.setdefault((row["row"], row["scored"]), []).append((row["person"], *counts))
+    return {
+        key: Utterances(
+            [(bootstrap.ALL, person, person) for person, _, _ in rows],
+            {WORD.rate: np.array([words for _, words, _ in rows], int)},
+            {WORD.rate: np.array([errors for _, _, errors in rows], int)},
+        )
+        for key, rows in found.items()
+    }
 
 
 def arm_table(arm: Arm, ways: Sequence[str]) -> str:
@@ -164,7 +163,7 @@ def chosen(folder: Path, names: Sequence[str], seeds: Sequence[int]) -> str:
     return format_markdown(header, cells)
 
 
-def decide(found: Difference, base: Counts, limit: float) -> str:
+def decide(found: Difference, base: Row, limit: float) -> str:
     """Return "yes", "no" or "undecided": is the whole interval below a limit, in % of base WER."""
     rate = float(np.mean(base.rates()))
     if np.isnan(found.low):
@@ -192,44 +191,66 @@ def verdicts(arms: Mapping[str, Arm]) -> list[str]:
 def write_report(
     folder: Path, path: Path, page: Page, names: Sequence[str], seeds: Sequence[int], rounds: int,
     experiments: Sequence[Path],
-) -> None:  # fmt: skip
-    """Write the section and, for a far arm, the picture of privacy next to the page."""
+) -> Summary:  # fmt: skip
+    """Write the section, and files next to the page; return its first table."""
     arms = {name: read_arm(folder / name, seeds) for name in names}
-    caption, far = page.corpus.caption, folder / "far"
+    caption = page.corpus.caption
     picture = path.with_name(f"{path.stem}-{page.section}-epsilon.png")
-    title = f"WER and privacy, far arm, {caption}"
     pictures = [picture.name] if "far" in arms else []
+    head = provenance(
+        path, page, seeds=seeds, rounds=[rounds], pictures=pictures, experiments=experiments
+    )
+    rows = [arm[name, ALL] for arm in arms.values() for name in MAIN if (name, ALL) in arm]
+    summary = summary_of(rows)
+    below = tables_of_arms(folder, arms, seeds, rounds, caption)
+    if "far" in arms:
+        title = f"WER and privacy, far arm, {caption}"
+        base = float(np.mean(arms["far"][BASE, ALL].rates()))
+        plot_epsilon(picture, folder / "far", seeds, base, title)
+        below.append(image(title, picture.name))
+    above = [f"## {caption}", head, f"**{caption}: summary.** {reading(names, len(seeds) > 1)}"]
+    section = Section(page.section, caption, above, [part.strip() for part in below])
+    new = page_with(path, section, summary)
+    write_record(record_file(path, page.section), section, rows)
+    write_text(path, new)
+    return summary
+
+
+def reading(names: Sequence[str], several: bool) -> str:
+    """Return how to read the summary, with what its arms are."""
+    unmeasured = "like MB/client not measured, since rows are simulated on stored scores"
+    titles = {name: title_of(name).removeprefix(f"{name}: ") for name in names}
+    arms = "; ".join(f"{name}, {title}" for name, title in titles.items())
+    return f"{note_of(f'the {TITLES[BASE]} of the same arm', unmeasured, several)} Arms: {arms}."
+
+
+def tables_of_arms(
+    folder: Path, arms: Mapping[str, Arm], seeds: Sequence[int], rounds: int, caption: str
+) -> list[str]:
+    """Return the verdicts and the tables of all arms, each below its text."""
     spoken = next(iter(arms.values()))[BASE, ALL].words
-    persons, words = len(spoken), spoken.sum()
     parts = [
-        f"## {caption}",
-        provenance(
-            path, page, seeds=seeds, rounds=[rounds], pictures=pictures, experiments=experiments
-        ),
         f"**{caption}: the gain of FMP and its components** ({PAPER} reports -4.8 % for T = 10 on "
-        f"AMI), T = {rounds}, on {int(words):,} words of {persons} persons. Differences are "
-        "paired by utterance, in % of that arm's NNLM, with 95 % intervals over seeds of the "
+        f"AMI), T = {rounds}, on {int(spoken.sum()):,} words of {len(spoken)} persons. Differences "
+        "are paired by utterance, in % of that arm's NNLM, with 95 % intervals over seeds of the "
         "neural model and persons; bold rows are better with Holm-adjusted p below 0.05 among the "
         "rows of an arm. Lambda and weights were fixed on dev for each arm and seed.",
         "\n".join(verdicts(arms)),
+        f"**{caption}: weights and lambda**, by seed.",
+        chosen(folder, list(arms), seeds),
     ]
-    parts += [f"**{caption}: weights and lambda**, by seed.", chosen(folder, names, seeds)]
     for name, arm in arms.items():
         ways = [way for way in (ALL, SOME) if (BASE, way) in arm]
         parts += [f"**{caption}: arm {title_of(name)}.**", arm_table(arm, ways)]
     parts += [f"**{caption}: own counts against another person's.**", own_counts(arms)]
     if "far" in arms:
-        base = float(np.mean(arms["far"][BASE, ALL].rates()))
-        plot_epsilon(picture, far, seeds, base, title)
         parts += [
             f"**{caption}: differential privacy in the far arm**, T = {rounds}, sigma 0.1, groups "
             "cut by the clock (table 4). Rows with noise are means over draws of the noise; the "
             "spread is the standard deviation over draws of the relative change in %, per seed.",
-            table_4(far, seeds),
-            image(title, picture.name),
+            table_4(folder / "far", seeds),
         ]
-    section = "\n\n".join(part.strip() for part in parts)
-    write_text(path, with_section(path, page.section, section))
+    return parts
 
 
 def main() -> None:
@@ -244,11 +265,12 @@ def main() -> None:
     options = parser.parse_args()
     page = page_of(parser, options, Page)
     with exit_with_message("arms.py"):
-        write_report(
+        summary = write_report(
             *(options.folder, options.results, page, options.arms, options.seeds),
             options.rounds,
             options.experiment,
         )
+        print(on_terminal(page.corpus.caption, summary, sys.stdout), end="")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
 
 EXP holds, by seed, am/ (the first pass), rescored/ (the neural language model alone), fmp<T>/,
 optionally one with differential privacy, finetuned/ and sweeps/; DATA is the evaluation data. Draws
-RESULTS-<section>-epsilon.png next to the page. Leaves the page's other sections unchanged, and
-prints the summary.
+RESULTS-<section>-epsilon.png next to the page, and writes RESULTS-<section>-errors.gz, from which
+remake.py makes the section again. Leaves the page's other sections unchanged, and prints the
+summary.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from record import write_record
 from settings import PAPER, PERCENT, cut_by, plot_epsilon, table_3, table_4, words_table
+from summary import Row, note_of, relative, summary_of
 
 from fedtools.federation.spending import spending
 from fedtools.files.atomic import write_text
@@ -28,26 +31,24 @@ from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
 from fedtools.files.tables import format_markdown, with_deviation
+from fedtools.files.units import WORD
 from fedtools.privacy.ledger import LEVELS
+from fedtools.report.intervals import record_file
 from fedtools.report.options import add_page_options, page_of
-from fedtools.report.page import (
-    Page,
-    image,
-    provenance,
-    with_section,
-)
+from fedtools.report.page import Page, image, provenance
 from fedtools.report.results import read_cost, size_text
-from fedtools.report.summary import Line, Summary, note, on_terminal, rate_of
+from fedtools.report.section import Section, page_with
+from fedtools.report.summary import Summary, on_terminal
 from fedtools.score.align import count_errors
-from fedtools.score.crossed import difference
+from fedtools.score.utterances import Utterances
 
 # AMI, WER in %.
 TABLE_2 = {"rescored": 32.83, "fmp1": 31.44, "fmp2": 31.34, "fmp5": 31.27, "fmp10": 31.24}
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of table 2.
+class System:
+    """What a row of table 2 is made of.
 
     Attributes:
         name: the row's name in the table.
@@ -63,88 +64,62 @@ class Row:
 
 
 class Scores:
-    """Word errors by person.
+    """Word errors by utterance.
 
     Args:
-        data: the evaluation data: text, utt2client and utt2person.
+        path: the evaluation data: text, utt2client and utt2person.
     """
 
-    def __init__(self, data: Path):
-        self.data = DataDir.read(data, "text", "utt2client")
-        self.person = read_table(data / "utt2person")
-        if self.person.keys() != self.data.text.keys():
-            raise UserError("not the utterances of text", path=data / "utt2person")
-        self.persons = sorted(set(self.person.values()))
-        self.words = self._sums({name: len(text.split()) for name, text in self.data.text.items()})
+    def __init__(self, path: Path):
+        data = DataDir.read(path, "text", "utt2client")
+        self.path, self._text, person = path, data.text, read_table(path / "utt2person")
+        for name, table in (("utt2client", data.utt2client), ("utt2person", person)):
+            if table.keys() != data.text.keys():
+                raise UserError("not the utterances of text", path=path / name)
+        self.keys = [(data.utt2client[name], person[name], name) for name in data.text]
+        self.words = np.array([len(text.split()) for text in data.text.values()], int)
 
-    def errors(self, folder: Path) -> np.ndarray:
-        """Count the word errors of FOLDER/text: (persons,)."""
+    def row(self, system: System, seeds: Sequence[int]) -> Row:
+        """Count the errors of a system's hypotheses, and sum up its costs."""
+        counts = dict(zip(seeds, map(self._errors, system.folders), strict=True))
+        costs = cost(system.experiments) if system.experiments else (0.0, None)
+        return Row("", system.name, counts, *costs)
+
+    def _errors(self, folder: Path) -> Utterances:
         hypotheses = read_table(folder / "text", values="optional")
-        if hypotheses.keys() != self.data.text.keys():
-            raise UserError(f"not the utterances of {self.data.path}", path=folder / "text")
-        return self._sums({
-            name: count_errors(reference.split(), hypotheses[name].split()).errors
-            for name, reference in self.data.text.items()
-        })  # fmt: skip
-
-    def _sums(self, values: Mapping[str, int]) -> np.ndarray:
-        sums = dict.fromkeys(self.persons, 0)
-        for name, value in values.items():
-            sums[self.person[name]] += value
-        return np.array([sums[person] for person in self.persons], float)
+        if hypotheses.keys() != self._text.keys():
+            raise UserError(f"not the utterances of {self.path}", path=folder / "text")
+        errors = [
+            count_errors(reference.split(), hypotheses[name].split()).errors
+            for name, reference in self._text.items()
+        ]
+        return Utterances(self.keys, {WORD.rate: self.words}, {WORD.rate: np.array(errors, int)})
 
 
-def relative(own: np.ndarray, base: np.ndarray, words: np.ndarray) -> str:
-    """Format the change in %, with an interval over seeds and persons; errors (seeds, persons)."""
-    found = difference(own, base, words, np.zeros(len(words), int))
-    # From percentage points to % of the base's WER.
-    scale = 100 / (100 * base.mean(0).sum() / words.sum())
-    bounds = (
-        "" if np.isnan(found.low) else f" [{scale * found.low:+.1f}, {scale * found.high:+.1f}]"
-    )
-    return f"{scale * found.value:+.1f}{bounds}"
-
-
-def summary_of(rows: Sequence[Row], found: Mapping[str, np.ndarray], words: np.ndarray) -> Summary:
-    """Return the rows in five columns; errors are (seeds, persons), and words (persons,)."""
-    first, lines = found[rows[0].name], []
-    for row in rows:
-        own = found[row.name]
-        change = None if own is first else difference(own, first, words, np.zeros(len(words), int))
-        size, seconds = cost(row.experiments)
-        took = f"{seconds:.2f} s" if row.experiments else "-"
-        lines.append(Line(row.name, rate_of(own, words), change, size, took))
-    return Summary("WER", lines)
-
-
-def table_2(rows: Sequence[Row], found: Mapping[str, np.ndarray], scores: Scores) -> str:
+def table_2(systems: Sequence[System], rows: Sequence[Row]) -> str:
     """Return table 2: WER and costs, compared with the neural language model alone."""
-    base = found[next(row.name for row in rows if row.published == TABLE_2["rescored"])]
+    base = rows[[one.published for one in systems].index(TABLE_2["rescored"])]
     header = [
         *("Method", "WER %", "relative % [95 %]", f"{PAPER}, WER %", "relative %"),
         *("Comm./client", "Client seconds"),
     ]
     cells = []
-    for row in rows:
-        own = found[row.name]
-        published = row.published
+    for system, row in zip(systems, rows, strict=True):
+        published = system.published
         change = f"{100 * (published / TABLE_2['rescored'] - 1):+.1f}" if published else "-"
-        size, seconds = cost(row.experiments)
         cells.append([
             row.name,
-            with_deviation([100 * errors.sum() / scores.words.sum() for errors in own], PERCENT),
-            "-" if own is base else relative(own, base, scores.words),
+            with_deviation(row.rates(), PERCENT),
+            "-" if row is base else relative(row.less(base), base),
             f"{published:.2f}" if published else "-",
-            "-" if own is base else change,
-            *((size_text(size), f"{seconds:.2f}") if row.experiments else ("-", "-")),
+            "-" if row is base else change,
+            *(("-", "-") if row.seconds is None else (size_text(row.bytes), f"{row.seconds:.2f}")),
         ])  # fmt: skip
     return format_markdown(header, cells)
 
 
 def cost(experiments: Sequence[Path]) -> tuple[float, float]:
     """Return a client's bytes sent and received, and its seconds of work, means over seeds."""
-    if not experiments:
-        return 0, 0
     sizes = [read_cost(Experiment(path)).client_bytes for path in experiments]
     seconds = []
     for path in experiments:
@@ -153,23 +128,23 @@ def cost(experiments: Sequence[Path]) -> tuple[float, float]:
     return statistics.fmean(sizes), statistics.fmean(seconds)
 
 
-def rows_of(
+def systems_of(
     exp: Path, seeds: Sequence[int], rounds: Sequence[int], private: str | None
-) -> list[Row]:
-    """Return the rows of table 2; `private` names a federation with differential privacy."""
+) -> list[System]:
+    """Return the systems of table 2; `private` names a federation with differential privacy."""
 
     def by_seed(name: str, inner: str = "") -> list[Path]:
         return [exp / name / f"seed{seed}" / inner for seed in seeds]
 
-    rows = [
-        Row("First pass", by_seed("am", "decode_eval")),
-        Row("NNLM rescoring", by_seed("rescored", "best"), (), TABLE_2["rescored"]),
+    systems = [
+        System("First pass", by_seed("am", "decode_eval")),
+        System("NNLM rescoring", by_seed("rescored", "best"), (), TABLE_2["rescored"]),
     ]
     for number in rounds:
         name = f"fmp{number}"
         experiments = by_seed(name)
-        rows.append(
-            Row(f"FMP, T = {number}", by_seed(name, "best"), experiments, TABLE_2.get(name))
+        systems.append(
+            System(f"FMP, T = {number}", by_seed(name, "best"), experiments, TABLE_2.get(name))
         )
     if private:
         options = Experiment(by_seed(private)[0]).options.method_conf["privacy"]
@@ -180,9 +155,9 @@ def rows_of(
             unit = options["unit"] if laplace else "utterance"
             total = dict(zip(LEVELS, spending(by_seed(private)).total, strict=True))
             name += f"; of all seeds {total[f'epsilon_{unit}']:g} for one {unit}"
-        rows.append(Row(name, by_seed(private, "best"), by_seed(private)))
+        systems.append(System(name, by_seed(private, "best"), by_seed(private)))
     tuned = f"Fine-tuning by FedAvg, T = {max(rounds)}"
-    return [*rows, Row(tuned, by_seed("finetuned", "best"), by_seed("finetuned"))]
+    return [*systems, System(tuned, by_seed("finetuned", "best"), by_seed("finetuned"))]
 
 
 def write_report(
@@ -194,55 +169,58 @@ def write_report(
     rounds: Sequence[int],
     private: str | None,
 ) -> Summary:
-    """Write the section, and the picture next to the page; return its first table."""
+    """Write the section, and files next to the page; return its first table."""
     scores, caption = Scores(data), page.corpus.caption
-    rows = rows_of(exp, seeds, rounds, private)
-    found = {row.name: np.stack([scores.errors(one) for one in row.folders]) for row in rows}
-    summary = summary_of(rows, found, scores.words)
-    base = found[rows[1].name].sum(1) / scores.words.sum()
+    systems = systems_of(exp, seeds, rounds, private)
+    rows = [scores.row(system, seeds) for system in systems]
+    summary = summary_of(rows)
     picture = path.with_name(f"{path.stem}-{page.section}-epsilon.png")
     title = f"WER and privacy, {caption}"
-    plot_epsilon(picture, exp, seeds, 100 * float(base.mean()), title)
+    plot_epsilon(picture, exp, seeds, float(np.mean(rows[1].rates())), title)
     head = provenance(
         path,
         page,
         seeds=seeds,
         rounds=rounds,
         pictures=[picture.name],
-        experiments=[one for row in rows for one in row.experiments],
+        experiments=[one for system in systems for one in system.experiments],
     )
+    work = "a client's seconds of work, mean over clients"
+    reading = f"**{caption}: summary.** {note_of(rows[0].name, work, len(seeds) > 1)}"
     counted = (
-        f"{len(scores.data.text):,} utterances, {int(scores.words.sum()):,} words, "
-        f"{len(set(scores.data.utt2client.values()))} clients, {len(scores.persons)} persons"
+        f"{len(scores.keys):,} utterances, {scores.words.sum():,} words, "
+        f"{len({client for client, _, _ in scores.keys})} clients, {len(rows[0].words)} persons"
     )
-    several = len(seeds) > 1
-    reading = note(
-        "WER",
-        f"over all words, with 95 % intervals over {'seeds and ' * several}persons",
-        rows[0].name,
-        "a client's seconds of work, mean over clients",
-        several,
-    )
-    parts = [
-        f"## {caption}",
-        head,
-        f"**{caption}: summary.** {reading}",
-        summary.markdown(),
+    below = [
         f"**{caption}: second-pass rescoring** (table 2 of {PAPER}) on {counted}. Relative changes "
         "are against NNLM rescoring alone, paired, with 95 % intervals over seeds and persons; "
         "means ± standard deviations over seeds. Published figures are not measured here.",
-        table_2(rows, found, scores),
-        f"**{caption}: settings of FMP, T = {max(rounds)}** (table 3), on the same stored scores. "
+        table_2(systems, rows),
+        *tables_of_sweeps(exp, seeds, max(rounds), caption),
+        image(title, picture.name),
+    ]
+    above = [f"## {caption}", head, reading]
+    section = Section(page.section, caption, above, [part.strip() for part in below])
+    new = page_with(path, section, summary)
+    write_record(record_file(path, page.section), section, rows)
+    write_text(path, new)
+    return summary
+
+
+def tables_of_sweeps(exp: Path, seeds: Sequence[int], most: int, caption: str) -> list[str]:
+    """Return tables 3 and 4 and that of private words, each below its text; `most` is T."""
+    return [
+        f"**{caption}: settings of FMP, T = {most}** (table 3), on the same stored scores. "
         "Intervals, here and below, are from a bootstrap over clients; their bounds are means over "
         "the seeds.",
         table_3(exp, seeds),
-        f"**{caption}: private words and density ratio**, T = {max(rounds)}. Clients list words of "
+        f"**{caption}: private words and density ratio**, T = {most}. Clients list words of "
         "their first utterances, as corrected by the user, that are rare in the background text; "
         "bonuses and weight are tuned on dev. Listed words are counted in the utterances after "
         "that. Changes with private words in the first pass are against the NNLM alone on the same "
         "lists.",
         words_table(exp, seeds),
-        f"**{caption}: differential privacy, T = {max(rounds)}, sigma 0.1, groups cut "
+        f"**{caption}: differential privacy, T = {most}, sigma 0.1, groups cut "
         f"{cut_by(exp, seeds)}** (table 4, where the paper's groups are even). README.md states "
         "what each epsilon protects. Rows with noise are means over draws of the noise; the spread "
         "is the standard deviation over draws of the relative change in %, per seed, and the worst "
@@ -250,11 +228,7 @@ def write_report(
         "add up. Each row was simulated in memory; these WERs are computed from the transcripts, "
         "which epsilon does not protect.",
         table_4(exp, seeds),
-        image(title, picture.name),
     ]
-    section = "\n\n".join(part.strip() for part in parts)
-    write_text(path, with_section(path, page.section, section))
-    return summary
 
 
 def numbers(text: str) -> list[int]:

@@ -1,0 +1,28 @@
+#!/usr/bin/env python3
+"""Write a section of RESULTS.md again from the file beside its page, without experiments.
+
+    remake.py RESULTS-<section>-errors.gz RESULTS.md
+
+The page is made if it is missing, and its other sections are left unchanged; pictures are not
+drawn. Prints the summary, which is computed from the errors of each utterance.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from record import read_record
+from summary import summary_of
+
+from fedtools.report.section import Section, remake
+from fedtools.report.summary import Summary
+
+
+def read(path: Path) -> tuple[Section, Summary]:
+    """Read a section and its summary."""
+    section, rows = read_record(path)
+    return section, summary_of(rows)
+
+
+if __name__ == "__main__":
+    remake(__doc__.split("\n", 1)[0], read)
