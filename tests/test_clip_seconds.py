@@ -173,9 +173,7 @@ def test_a_shift_of_more_than_a_clip_is_refused(tmp_path):
 
 def test_silence_is_as_long_as_a_clip(tmp_path):
     corpus = speech_commands(tmp_path, some_words(3, 2, 2), noise=(9.0, 4.0))
-    prepare(
-        "speechcommands", corpus, tmp_path / "data", "--task", "keywords", "--clip-seconds", "1.5"
-    ).ok()
+    prepare(corpus, tmp_path / "data", "--task", "keywords", "--clip-seconds", "1.5").ok()
     for split in ("train", "valid", "test"):
         data = DataDir.read(tmp_path / "data" / "keywords" / split)
         silence = [utt for utt, label in data.text.items() if label == "_silence_"]
