@@ -66,8 +66,6 @@ PRETRAINED = ("transformers.models.whisper.modeling_whisper",)
 
 def preload(worlds: Iterable[str]) -> None:
     """Import what commands need, once; start no thread."""
-    import typer
-
     sys.path.insert(0, str(ROOT))
     import fedtools.cli
 
@@ -80,9 +78,6 @@ def preload(worlds: Iterable[str]) -> None:
         names += PRETRAINED
     for name in names:
         importlib.import_module(name)
-    # `main` calls it without arguments in both forms; building it takes longer than most commands.
-    if isinstance(fedtools.cli.app, typer.Typer):
-        fedtools.cli.app = typer.main.get_command(fedtools.cli.app)
     # A collection in a child would write to, and so copy, every page of these objects.
     gc.collect()
     gc.freeze()

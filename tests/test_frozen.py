@@ -341,8 +341,9 @@ def test_the_size_is_told(world: Path, tmp_path: Path):
     assert "0.3 MB on disk: train 0.3 MB, valid 0.1 MB" in told
     assert sum(map(sum, CLIENTS.values())) == 40
     # Not again for other experiments with the same outputs.
-    inside("rounds", path, "--to", "1", "--evaluate", "valid").ok()
-    other = begin(world, tmp_path / "other", "kws", model={"adapt": UPPER, "cache_frozen": True})
+    inside("rounds", path, "--evaluate", "valid").ok()
+    model = {"adapt": UPPER, "cache_frozen": True}
+    other = begin(world, tmp_path / "other", "kws", data=data_of(path), model=model)
     assert "on disk" not in other.ok().err
 
 

@@ -202,9 +202,9 @@ train_waves() { # list, name of the logs, first and last wave (0: to the end), o
 # With --price true: print how long the rounds take that a wave has left, and exit if it has any. Of
 # experiments that differ only in the last part of their path, the seed, one is timed.
 price_wave() { # list, logs, its first and last line, options of train.sh
-    local name log rounds row firsts=() said total=0 one=(fedtools rounds --estimate)
+    local name log rounds row firsts=() said total=0
+    local one=(fedtools rounds --estimate --nj "${nj}" --ngpu "${ngpu}")
     local -A number=()
-    one+=(--nj "${nj}" --ngpu "${ngpu}")
     [[ ! " $* " =~ " --evaluate "([a-z]+)" " ]] || one+=(--evaluate "${BASH_REMATCH[1]}")
     while IFS=$'\t' read -r _ name _; do
         rounds=$(sed -n 's/^rounds: //p' "${name}/config.yaml") row=${name%/*}
