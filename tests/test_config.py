@@ -365,3 +365,37 @@ def test_a_setting_of_another_section_is_refused(setting):
     with pytest.raises(UserError, match=f"'{setting}' is not in the section 'a1'.*{remedy}"):
         read_section(A1, None, "a1", [setting])
     assert read_section(A1, None, "a1", ["a1.others=7"]).others == 7
+
+
+def outcome(path: Path) -> str:
+    try:
+        return repr(read_yaml(path))
+    except UserError as error:
+        return str(error)
+
+
+# Pieces of YAML, of which most combinations are none.
+PIECES = st.sampled_from([
+    *("a", "b: ", "- ", "\n", "\n  ", "[", "]", "{", "}", ", ", ": ", "? ", "&x ", "*x", "!!str "),
+    *("!!int ", "1e-4", "0o17", "0x1F", "1_000", "~", "yes", "'", '"', "\\", "#", " #", "%", "@"),
+    *("|\n  ", ">-\n  ", "---\n", "...\n", "\t", "<<: ", "2020-01-01", "12:30:45", "é", ".inf"),
+    "a: 1\n",
+])  # fmt: skip
+
+
+@settings(max_examples=1000)
+@given(text=st.lists(PIECES, max_size=12).map("".join))
+def test_the_loader_in_c_reads_what_the_other_reads(text):
+    """Errors are those of the loader in Python, which takes over where the other one fails."""
+    with TemporaryDirectory() as temporary, pytest.MonkeyPatch.context() as patch:
+        path = Path(temporary) / "c.yaml"
+        path.write_text(text)
+        found = outcome(path)
+        patch.setattr("fedtools.files.config._is_flat", lambda _: False)
+        assert found == outcome(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 100_000, "- " * 50_000 + "x"])
+def test_a_text_of_many_levels_is_refused(tmp_path, text):
+    (tmp_path / "c.yaml").write_text(text)
+    assert "nested too deeply" in outcome(tmp_path / "c.yaml")
