@@ -30,8 +30,6 @@ from pathlib import Path
 
 from covered import measure_fork
 
-# What multiprocessing starts: the program beside the socket, which requests a fork.
-SPAWNED = str(Path(sys.argv[1]).with_name("bin") / "python3")
 # Kills its process, and group, when the file descriptor it is set for becomes readable: fcntl.h.
 F_SETSIG = 10
 # Makes a huge page of small ones: madvise(2), MADV_COLLAPSE.
@@ -326,8 +324,6 @@ def set_streams() -> None:
 def execute(program: str, words: list[str]) -> None:
     main = types.ModuleType("__main__")
     main.__builtins__ = __builtins__
-    # Processes that it starts by "spawn" arrive here, too.
-    importlib.import_module("multiprocessing.spawn").set_executable(SPAWNED)
     if program == "-m":
         sys.modules["__main__"], sys.argv, sys.path[0] = main, ["-m", *words[1:]], str(Path.cwd())
         runpy._run_module_as_main(words[0])
@@ -347,6 +343,9 @@ def start(path: str, owner: int, kind: str) -> None:
     # This file's folder is not on any program's path.
     sys.path[0] = ""
     preload(KINDS[kind])
+    # What multiprocessing starts: the program beside the socket, which requests a fork.
+    spawned = Path(path).with_name("bin") / "python3"
+    importlib.import_module("multiprocessing.spawn").set_executable(str(spawned))
     ours = [name for name in sys.modules if name.partition(".")[0] == "fedtools"]
     assert not ours, f"imported before a fork: {ours}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

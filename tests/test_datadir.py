@@ -374,6 +374,7 @@ TRAPS = [
     ("wav.scp", 1, "r1 cat x.wav |", "wav.scp:1: a pipe"),
     ("wav.scp", 1, "r1 ~/x.wav", "wav.scp:1: the file name '~/x.wav'"),
     ("wav.scp", 1, "r1 /none/x.wav", "wav.scp:1: the audio of 'r1' is not there"),
+    ("wav.scp", 1, f"r1 {'9' * 300}", "wav.scp:1: the audio of 'r1' is not there"),
     ("wav.scp", 1, "r1 {dir}/zero.wav", "wav.scp:1: the audio of 'r1' is empty"),
     ("wav.scp", 1, "r1 {dir}/data/text", "data/text: not audio"),
     ("wav.scp", 1, "", "wav.scp: 'r1' missing, though in segments:1"),

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 
+import pytest
 from conftest import ROOT, run
 from seeds import VARIABLE, commit_seed
 
 SOAK = ROOT / "tests" / "soak"
 SEED = 10
+
+
+@pytest.fixture(autouse=True)
+def _environment():
+    """Take back what importing soak.py sets: other tests' programs would not be forks."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def test_no_input_makes_a_command_fail_otherwise_than_in_one_line(tmp_path):

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,6 +212,15 @@ def _key_faults(tables: Tables) -> Faults:
             yield from _set_faults(tables, name, *keys[kind])
 
 
+def _size(path: Path) -> int | None:
+    """Return the size of a file; None if it is missing, or cannot be, such as of a long name."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
 def _audio_faults(
     path: Path, tables: Tables, recording_seconds: Callable[[str], float] | None
 ) -> Faults:
@@ -218,9 +228,9 @@ def _audio_faults(
     for line, (recording, spec) in enumerate(tables.get("wav.scp", {}).items(), 1):
         place = audio_place(spec, path / "wav.scp", line)
         problem = ""
-        if not place.path.is_file():
+        if (size := _size(place.path)) is None:
             problem = f"is not there: {spec}"
-        elif place.path.stat().st_size == 0:
+        elif size == 0:
             problem = f"is empty: {spec}"
         elif place.offset is not None:
             problem = _entry_problem(place)
