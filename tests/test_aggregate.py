@@ -462,6 +462,16 @@ def test_clients_who_did_not_move_do_not_lift_the_bound(tmp_path):
     assert [refusal.client for refusal in refusals] == ["c004"]
 
 
+def test_a_liar_among_idle_clients_is_refused(tmp_path):
+    """Of 19 who send their model back and one who does not, nobody bounds the one."""
+    _, states = around(tmp_path, [*[0] * 19, 1e4])
+    messages = send(tmp_path, states, MODEL, [list(states)])
+    for ratio, refused in ((20, ["c019"]), (0, [])):
+        bound = Bound(tmp_path / "base", ratio)
+        found = combine(messages, [1] * 20, tmp_path / "mean", MODEL, bound=bound)
+        assert [refusal.client for refusal in found] == refused
+
+
 def test_no_bound_and_a_bound_of_zero(tmp_path):
     _, states = around(tmp_path, [1, 1, 1e9])
     messages = send(tmp_path, states, MODEL, [list(states)])

@@ -98,8 +98,9 @@ class Method:
         min_clients: the fewest usable messages; a round with fewer is an error.
         max_norm_ratio: the largest ratio of an update's norm to the median norm of the round's
             updates, BatchNorm statistics counted separately; larger updates are refused, and 0
-            refuses none. The largest ratios of honest updates in the recipes are 3.5, and 6.1 for
-            statistics, both in FedKWS-UI, where some clients take many more steps than others.
+            refuses none. If most clients sent no change, all changes are refused. The largest
+            ratios of honest updates in the recipes are 3.5, and 6.1 for statistics, both in
+            FedKWS-UI, where some clients take many more steps than others.
         max_weight_ratio: the largest ratio of a client's weight to the median weight; larger
             weights are lowered to it. It also bounds the utterances and frames of the features
             used from each client, relative to the median client. 0 sets no bound.

@@ -194,12 +194,15 @@ def _outside(
     found: dict[str, str] = {}
     for part, of_part in squares.items():
         norms = np.sqrt(of_part).tolist()
-        # The median of nonzero norms: if most clients did not move, a zero median bounds nothing.
-        most = most_of(norms, ratio)
+        # The median of nonzero norms: clients who had nothing to learn do not lower the bound. If
+        # most did not move, the others would bound each other: one liar among idle clients passed.
+        most, limit = most_of(norms, ratio), ""
+        if ratio and 2 * sum(norm > 0 for norm in norms) < len(norms):
+            most, limit = 0.0, "where most clients' is 0"
         for message, norm in zip(messages, norms, strict=True):
             if norm > most:
-                median = f"{ratio:g} x the median {most / ratio:.3g}"
-                found.setdefault(message.client, f"{part} of norm {norm:.3g}, over {median}")
+                limit = limit or f"over {ratio:g} x the median {most / ratio:.3g}"
+                found.setdefault(message.client, f"{part} of norm {norm:.3g}, {limit}")
     return found
 
 
