@@ -287,7 +287,9 @@ def _export_pretrained(federation: Federation, out: Path, adapters: bool, as_bas
     from fedtools.tasks.parts import MODELS
 
     options = from_mapping(Pretrained, federation.experiment.options.model, "model")
-    folder, models = open_known(options.path, options.sum), federation.task.need(MODELS)
+    search = options.criterion == "seq2seq"
+    folder = open_known(options.path, options.sum, search)
+    models = federation.task.need(MODELS)
     names = ("classes.txt", TOKENS, BPE_MODEL, TOKEN_TYPE)
     labels = [federation.experiment.path / name for name in names]
     model = models.build()

@@ -8,11 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from fedtools.files.errors import UserError
+from fedtools.files.json_files import read_object
 from fedtools.files.symbols import nfc
-from fedtools.files.text_files import read_text
 
 FILES = ("tokenizer.json", "generation_config.json")
 _REMEDY = "give the folder of a Whisper model as --asset tokens=FOLDER"
+
+
+def _fixed(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a tokenizer.json without what makes tokens random, or cuts or pads texts.
+
+    Raises:
+        UserError: if it is not byte-level BPE, which is what every Whisper has.
+    """
+    parts = {
+        name: one.get("type") if isinstance(one := content.get(name), dict) else one
+        for name in ("model", "pre_tokenizer", "decoder", "normalizer")
+    }
+    # Files of the oldest versions do not name the type of their model.
+    if parts["model"] not in ("BPE", None) or not isinstance(content.get("model"), dict):
+        raise UserError(f"a model of type {parts['model']!r:.40}, not BPE", path=path)
+    for name in ("pre_tokenizer", "decoder"):
+        if parts[name] != "ByteLevel":
+            raise UserError(f"{name}: {parts[name]!r:.40}, not ByteLevel", path=path)
+    if parts["normalizer"] is not None:
+        raise UserError(f"normalizer: {parts['normalizer']!r:.40}; Whisper has none", path=path)
+    model = {**content["model"], "dropout": None}
+    return {**content, "model": model, "truncation": None, "padding": None, "post_processor": None}
 
 
 class WhisperTokens:
@@ -34,16 +56,19 @@ class WhisperTokens:
         # By id, so that equal tokens keep their own ids; time stamps are not in the vocabulary.
         size = pieces.get_vocab_size()
         self.tokens: Sequence[str] = [pieces.id_to_token(index) or "" for index in range(size)]
-        try:
-            self.multilingual = bool(settings.get("is_multilingual"))
-            self.start = int(settings["decoder_start_token_id"])
-            self.end = int(settings["eos_token_id"])
-            self._no_times = int(settings["no_timestamps_token_id"])
-            self._languages: dict[str, int] = settings["lang_to_id"] if self.multilingual else {}
-            self._task = int(settings["task_to_id"]["transcribe"]) if self.multilingual else 0
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            where = path / "generation_config.json"
-            raise UserError(f"not of a Whisper model: {error}", path=where) from None
+        self.multilingual = bool(settings.get("is_multilingual"))
+        self.start = self._mark("decoder_start_token_id", settings)
+        self.end = self._mark("eos_token_id", settings)
+        self._no_times = self._mark("no_timestamps_token_id", settings)
+        self._languages: dict[str, int] = {}
+        self._task = 0
+        if self.multilingual:
+            codes, tasks = settings.get("lang_to_id"), settings.get("task_to_id")
+            for name, one in (("lang_to_id", codes), ("task_to_id", tasks)):
+                if not isinstance(one, dict):
+                    raise UserError(f"{name}: no table of tokens", path=path / FILES[1])
+            self._languages = {code: self._mark(code, codes) for code in codes}
+            self._task = self._mark("transcribe", tasks)
         if language is not None:
             self.prompt(language)
 
@@ -60,16 +85,22 @@ class WhisperTokens:
         for name in FILES:
             if not (folder / name).is_file():
                 raise UserError("missing", path=folder / name, remedy=_REMEDY)
+        where = folder / FILES[0]
         try:
-            pieces = Tokenizer.from_str(read_text(folder / FILES[0]))
+            pieces = Tokenizer.from_str(json.dumps(_fixed(read_object(where), where)))
         except Exception as error:
             problem = f"not the tokens of a model: {' '.join(str(error).split())[:200]}"
-            raise UserError(problem, path=folder / FILES[0]) from None
-        try:
-            settings = json.loads(read_text(folder / FILES[1]))
-        except ValueError as error:
-            raise UserError(f"not JSON: {error}", path=folder / FILES[1]) from None
-        return cls(pieces, settings, folder, language)
+            raise UserError(problem, path=where) from None
+        return cls(pieces, read_object(folder / FILES[1]), folder, language)
+
+    def _mark(self, name: str, settings: dict[str, Any]) -> int:
+        """Return the token of a name; of several, such as ends, the first."""
+        found = settings.get(name)
+        first = found[0] if isinstance(found, list) and found else found
+        if type(first) is not int or not 0 <= first < len(self.tokens):
+            problem = f"{name!r} is {str(found)[:40]}, none of the {len(self.tokens)} tokens"
+            raise UserError(problem, path=self._path / FILES[1])
+        return first
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedtools.files.atomic import atomic_path, check_new, new_folder, write_text
 from fedtools.files.errors import UserError
 from fedtools.files.states import save_state
-from fedtools.files.text_files import read_text
 from fedtools.models.adaptation import Adapt
 from fedtools.models.adapters import Trained, merged
 from fedtools.models.pretrained.folder import PREFIXES, PREPROCESSOR, WEIGHTS, Folder
@@ -82,7 +81,7 @@ def export_folder(
         for name in _COPIED:
             if (folder.path / name).is_file():
                 shutil.copyfile(folder.path / name, new / name)
-        config = json.loads(read_text(folder.path / "config.json"))
+        config = dict(folder.config)
         if not as_base:
             config |= {key: "float32" for key in ("dtype", "torch_dtype") if key in config}
         if untied:

@@ -6,7 +6,7 @@ architecture is one of `KINDS`.
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from fedtools.files.atomic import sha256
 from fedtools.files.clips import RATE
 from fedtools.files.errors import INSTALL_PRETRAINED, UserError
-from fedtools.files.text_files import read_text
-from fedtools.models.pretrained.options import is_pretrained
+from fedtools.files.json_files import read_object
+from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
+from fedtools.models.pretrained.sizes import check_sizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,6 +28,7 @@ INDEX = "model.safetensors.index.json"
 # Input of each kind of model: log mel energies, or the waveform itself.
 KINDS = {"whisper": "log_mel", "wav2vec2": "wave", "hubert": "wave", "wavlm": "wave"}
 PREPROCESSOR = "preprocessor_config.json"
+SETTINGS = "generation_config.json"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _REMEDY = "give a folder that save_pretrained wrote, or that fedtools import made"
 _AGAIN = "download the folder again"
@@ -75,9 +77,10 @@ class Folder:
         where = folder / "config.json"
         if not where.is_file():
             raise UserError("no pretrained model here", path=folder, remedy=_REMEDY)
-        config = _read_json(where)
-        if config.get("model_type") not in KINDS:
-            problem = f"a model of type {config.get('model_type')!r}, not one of {', '.join(KINDS)}"
+        config = read_object(where, _AGAIN)
+        kind = config.get("model_type")
+        if not isinstance(kind, str) or kind not in KINDS:
+            problem = f"a model of type {str(kind)[:40]!r}, not one of {', '.join(KINDS)}"
             raise UserError(problem, path=where)
         for key, problem, remedy in _REFUSED:
             if config.get(key):
@@ -117,7 +120,7 @@ class Folder:
         if not where.is_file():
             # The default of transformers.
             return True
-        read = _read_json(where)
+        read = read_object(where, _AGAIN)
         if (rate := read.get("sampling_rate", RATE)) != RATE:
             raise UserError(f"audio at {rate!r} Hz; only {RATE} Hz is supported", path=where)
         if not isinstance(chosen := read.get("do_normalize", True), bool):
@@ -140,7 +143,7 @@ class Folder:
             return [self.path / WEIGHTS]
         if (self.path / INDEX).is_file():
             where = self.path / INDEX
-            names = _read_json(where).get("weight_map")
+            names = read_object(where, _AGAIN).get("weight_map")
             if not isinstance(names, dict) or not names:
                 raise UserError("not an index of weights", path=where, remedy=_AGAIN)
             for name in (shards := sorted(set(map(str, names.values())))):
@@ -162,6 +165,11 @@ class Folder:
         return self._shape("encoder.layer_norm.weight")[0]
 
     @property
+    def outputs(self) -> int:
+        """Return the number of tokens of the decoder."""
+        return self._shape("decoder.embed_tokens.weight")[0]
+
+    @property
     def longest(self) -> int | None:
         """Return the most frames of an utterance; None for no bound."""
         if self.kind != "whisper":
@@ -174,27 +182,38 @@ class Folder:
         Raises:
             UserError: if there is no such weight.
         """
+        if wanted not in self._shapes:
+            raise UserError(f"its weights lack {wanted!r}", path=self.path, remedy=_AGAIN)
+        return self._shapes[wanted]
+
+    @cached_property
+    def _shapes(self) -> dict[str, list[int]]:
+        """Return the shapes of the weights, by names without the prefix of a model with a head."""
         from safetensors import safe_open
 
-        names = [wanted, *(f"{prefix}{wanted}" for prefix in PREFIXES)]
+        found = {}
         for path in self.files():
             with safe_open(path, "np") as weights:
-                for name in set(names).intersection(weights.keys()):
-                    shape: list[int] = weights.get_slice(name).get_shape()
-                    return shape
-        raise UserError(f"its weights lack {wanted!r}", path=self.path, remedy=_AGAIN)
+                for name in weights.keys():  # noqa: SIM118
+                    found[_bare(name)] = weights.get_slice(name).get_shape()
+        return found
 
     @cached_property
     def sum(self) -> str:
         """Return the SHA-256 of weights and configuration, which identifies the model."""
-        import hashlib
-
         digest = hashlib.sha256(_sum_of(self.path / "config.json").encode())
         for file in self.files():
             digest.update(_sum_of(file).encode())
         if self.inputs == "wave":
             digest.update(b"normalized" if self.normalized else b"as it is")
         return digest.hexdigest()
+
+    def sum_for(self, search: bool) -> str:
+        """Return `sum`, for a model with a search together with that of the search's settings."""
+        settings = self.path / SETTINGS
+        if not search or not settings.is_file():
+            return self.sum
+        return hashlib.sha256(f"{self.sum} {_sum_of(settings)}".encode()).hexdigest()
 
     def load(self) -> PreTrainedModel:
         """Build the model in single precision and evaluation mode, without random masks or drops.
@@ -205,6 +224,7 @@ class Folder:
         import torch
 
         transformers = import_transformers()
+        check_sizes(self.kind, self.config, self._shapes, self.path / "config.json")
         names = {"whisper": "WhisperForConditionalGeneration", "wav2vec2": "Wav2Vec2Model"}
         names |= {"hubert": "HubertModel", "wavlm": "WavLMModel"}
         quiet = {} if self.kind == "whisper" else _DRAWS_NOTHING
@@ -248,16 +268,6 @@ def _hashed(path: Path, *_: int) -> str:
     return sha256(path)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        read = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"not JSON: {error}", path=path, remedy=_AGAIN) from None
-    if not isinstance(read, dict):
-        raise UserError("not a JSON object", path=path, remedy=_AGAIN)
-    return read
-
-
 def _check_whole(path: Path) -> None:
     """Raise a `UserError` unless a safetensors file has the length in its header."""
     from safetensors import SafetensorError, safe_open
@@ -273,15 +283,20 @@ def _check_whole(path: Path) -> None:
 
 def _is_of_model(name: str) -> bool:
     """Return whether a weight belongs to a part of the model, not to a head above it."""
+    return _bare(name).startswith(_PARTS)
+
+
+def _bare(name: str) -> str:
+    """Return the name of a weight without the prefix of a model with a head."""
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)
-    return name.startswith(_PARTS)
+    return name
 
 
-def open_known(path: str | Path, known: str | None) -> Folder:
-    """Open a folder, and raise a `UserError` if `known` is given and is not its `sum`."""
+def open_known(path: str | Path, known: str | None, search: bool = False) -> Folder:
+    """Open a folder, and raise a `UserError` if `known` is given and is not its `sum_for`."""
     folder = Folder.open(path)
-    if known not in (None, folder.sum):
+    if known not in (None, folder.sum_for(search)):
         remedy = "put the original back, or begin another experiment"
         problem = "not the pretrained model that the experiment began with"
         raise UserError(problem, path=folder.path, remedy=remedy)
@@ -292,7 +307,9 @@ def with_sum(model: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the section `model` of a configuration with the sum of its pretrained model added."""
     if not is_pretrained(model):
         return model
-    return {**model, "sum": open_known(str(model.get("path", "")), model.get("sum")).sum}
+    search = is_seq2seq(model)
+    folder = open_known(str(model.get("path", "")), model.get("sum"), search)
+    return {**model, "sum": folder.sum_for(search)}
 
 
 def import_transformers() -> Any:

@@ -13,10 +13,16 @@ from torch import Tensor, nn
 
 from fedtools.files.config import Positive, from_mapping, option_error
 from fedtools.files.errors import UserError
+from fedtools.files.json_files import read_object
 from fedtools.models.adapters import adapt
 from fedtools.models.pretrained.build import Recogniser, depth_of
 from fedtools.models.pretrained.encoders import WhisperEncoder, attention_mask
-from fedtools.models.pretrained.folder import import_transformers, open_known
+from fedtools.models.pretrained.folder import (
+    SETTINGS,
+    Folder,
+    import_transformers,
+    open_known,
+)
 from fedtools.models.pretrained.options import Pretrained
 
 # Most tokens per second of speech, far above real speech, and a number added to them.
@@ -42,6 +48,37 @@ class Generation:
             raise ValueError(f"nbest {self.nbest} is more than beam {self.beam}")
 
 
+def marks_of(folder: Folder) -> dict[str, Any]:
+    """Return the tokens that mark begin and end of a hypothesis, and those that are never in one.
+
+    Raises:
+        UserError: if they are not tokens of the model.
+    """
+    where, size = folder.path / SETTINGS, folder.outputs
+    settings = read_object(where) if where.is_file() else folder.config
+
+    def known(name: str) -> list[int]:
+        found = settings.get(name)
+        tokens = [found] if type(found) is int else found or []
+        if not isinstance(tokens, list) or any(
+            type(one) is not int or not 0 <= one < size for one in tokens
+        ):
+            problem = f"{name}: {str(found)[:40]} is no token of the model, which has {size}"
+            raise UserError(problem, path=where)
+        return tokens
+
+    marks: dict[str, Any] = {}
+    for name in ("eos_token_id", "decoder_start_token_id"):
+        if not (found := known(name)):
+            raise UserError(f"no {name}", path=where)
+        marks[name] = found[0]
+    # Whisper pads with its end; of several ends, the first one is written.
+    marks["pad_token_id"] = marks["eos_token_id"]
+    for name in ("suppress_tokens", "begin_suppress_tokens"):
+        marks[name] = known(name) or None
+    return marks
+
+
 class Whisper(Recogniser):
     """Whisper with the interfaces of a model and of its criterion, for `fedtools.models.asr`.
 
@@ -54,11 +91,14 @@ class Whisper(Recogniser):
     def __init__(self, config: Mapping[str, Any], where: str, specaug: nn.Module | None):
         super().__init__()
         options = from_mapping(Pretrained, config, where)
-        folder = open_known(options.path, options.sum)
+        folder = open_known(options.path, options.sum, search=True)
         if folder.kind != "whisper":
             problem = f"criterion seq2seq requires Whisper, but {folder.path} holds {folder.kind}"
             raise option_error(problem, where, "criterion", "seq2seq")
+        marks = marks_of(folder)
         whole = folder.load()
+        # Nothing else of the folder's settings takes part in the search, such as a time limit.
+        whole.generation_config = import_transformers().GenerationConfig(**marks)
         window = options.seconds(folder.kind, where)
         self.encoder, self.specaug = WhisperEncoder(whole.model.encoder, window), specaug
         self.decoder, self.proj_out = whole.model.decoder, whole.proj_out
@@ -74,8 +114,7 @@ class Whisper(Recogniser):
         # In a list, to register no layer a second time.
         self._whole = [whole]
         self.longest = int(whole.config.max_target_positions)
-        end = whole.generation_config.eos_token_id
-        self.end = end[0] if isinstance(end, list) else end
+        self.end = marks["eos_token_id"]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Whisper:
         """Apply a function, such as a move to a device, also to transformers' model."""

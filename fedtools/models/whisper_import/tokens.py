@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedtools.files.errors import UserError
+from fedtools.files.json_files import read_object
 from fedtools.files.text_files import read_text
 
 END = "<|endoftext|>"
@@ -60,7 +60,7 @@ def read_tokenizer(folder: Path, vocabulary: int) -> Tokens:
     """
     path = folder / "tokenizer.json"
     remedy = "give a folder that has it by --tokenizer"
-    text, content = _read_json(path, remedy)
+    text, content = read_text(path, remedy=remedy), read_object(path, _DAMAGED)
     model, added = content.get("model"), content.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocab, dict) or not isinstance(added, list):
@@ -94,7 +94,7 @@ def read_suppressed(folder: Path, tokens: Tokens) -> tuple[Suppressed, list[str]
     keys = ("suppress_tokens", "begin_suppress_tokens")
     if not path.exists():
         path, keys = folder / "config.json", ("suppress_ids", "suppress_ids_begin")
-    content = _read_json(path)[1] if path.exists() else {}
+    content = read_object(path, _DAMAGED) if path.exists() else {}
     always, first = (_numbers(content, key, tokens.vocabulary, path) for key in keys)
     heads = content.get("alignment_heads")
     if heads is not None and not _are_heads(heads):
@@ -116,14 +116,3 @@ def _are_heads(heads: object) -> bool:
     return isinstance(heads, list) and all(
         isinstance(pair, list) and [type(one) for one in pair] == [int, int] for pair in heads
     )
-
-
-def _read_json(path: Path, remedy: str | None = None) -> tuple[str, dict[str, Any]]:
-    text = read_text(path, remedy=remedy)
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise UserError("not a JSON object", path=path, remedy=_DAMAGED)
-    return text, content
