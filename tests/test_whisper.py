@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from itertools import product
 from pathlib import Path
 
@@ -126,6 +128,7 @@ def test_greedy_search_takes_the_best_token_each_time(folder):
 
 
 def test_hypotheses_are_bounded_by_the_length_of_the_audio(tmp_path):
+    """38 tokens a second are real speech in some scripts; without an end there are 85."""
     path = save_recogniser(tmp_path / "w", bins=BINS, max_source_positions=100,
                            max_target_positions=400)  # fmt: skip
     model = build(path)
@@ -135,7 +138,7 @@ def test_hypotheses_are_bounded_by_the_length_of_the_audio(tmp_path):
     encoded, _ = model.encode(torch.randn(1, 100, BINS).double(), torch.tensor([100]))
     prompt = torch.tensor([[START, NO_TIMES]])
     [(tokens, _)] = model.generate(encoded, prompt, Generation(1), seconds=1)
-    assert len(tokens) <= 25
+    assert 38 < len(tokens) <= 85
 
 
 def test_texts_are_tokens_and_back(folder):
@@ -160,6 +163,110 @@ def test_prompts_name_the_language_where_there_are_several(tmp_path, folder):
     for language, said in ((None, "no language is given"), ("xx", "no language 'xx'")):
         with pytest.raises(UserError, match=said):
             tokens.prompt(language)
+
+
+TOKENS, SETTINGS = "tokenizer.json", "generation_config.json"
+
+
+def changed(folder: Path, out: Path, name: str, **change: object) -> Path:
+    """Copy a model's folder with another value in a file of JSON."""
+    shutil.copytree(folder, out)
+    content = json.loads((out / name).read_text())
+    (out / name).write_text(json.dumps({**content, **change}))
+    return out
+
+
+def test_stored_options_of_a_tokenizer_change_no_labels(tmp_path, folder):
+    """Dropout makes tokens random; truncation and padding are kept from whoever last called it."""
+    words, model = "hello world", json.loads((folder / TOKENS).read_text())["model"]
+    cut = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    pad = {"strategy": {"Fixed": 40}, "direction": "Right", "pad_to_multiple_of": None}
+    pad |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+    given = {"truncation": cut, "padding": pad, "model": {**model, "dropout": 0.9}}
+    expected = [IDS[one] for one in ("Ġ", *"hello", "Ġ", *"world")]
+    for name, value in given.items():
+        path = changed(folder, tmp_path / name, TOKENS, **{name: value})
+        for _ in range(5):
+            assert WhisperTokens.load(path).encode(words) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "Precompiled"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "x"}}, "not BPE"),
+        ({"model": {"type": "Unigram", "vocab": [], "unk_id": None}}, "not BPE"),
+        ({"model": None}, "not BPE"),
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}}}, "not ByteLevel"),
+        ({"decoder": {"type": "CTC"}}, "not ByteLevel"),
+        ({"decoder": {}}, "not ByteLevel"),
+        ({"added_tokens": 1}, "not the tokens of a model"),
+    ],
+)
+def test_tokens_of_no_whisper_are_refused(tmp_path, folder, change, said):
+    path = changed(folder, tmp_path / "w", TOKENS, **change)
+    with pytest.raises(UserError, match=said):
+        WhisperTokens.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("eos_token_id", value) for value in (10**12, -7, "26", 26.0, None, [], [-1], True)),
+        ("decoder_start_token_id", 10**30),
+        ("no_timestamps_token_id", 10**9),
+        *(("lang_to_id", value) for value in (None, [1], "x", {"<|de|>": 29.5}, {"<|de|>": 99})),
+        *(("task_to_id", value) for value in (None, {}, {"transcribe": 10**9})),
+    ],
+)
+def test_settings_that_name_no_tokens_are_refused(tmp_path, name, value):
+    path = save_recogniser(tmp_path / "many", multilingual=True, bins=BINS)
+    path = changed(path, tmp_path / "w", SETTINGS, **{name: value})
+    with pytest.raises(UserError, match=SETTINGS):
+        WhisperTokens.load(path)
+
+
+def test_json_that_nests_too_deeply_is_refused(tmp_path, folder):
+    for name in (TOKENS, SETTINGS):
+        path = changed(folder, tmp_path / name, name)
+        (path / name).write_text("[" * 200_000)
+        with pytest.raises(UserError, match="not JSON"):
+            WhisperTokens.load(path)
+
+
+def test_of_several_ends_the_first_is_written(tmp_path, folder):
+    path = changed(folder, tmp_path / "w", SETTINGS, eos_token_id=[END, 5])
+    assert WhisperTokens.load(path).end == END
+    assert build(path).end == END
+
+
+def hypotheses(folder: Path) -> list[tuple[list[int], float]]:
+    model = build(folder)
+    frames = torch.randn(1, 100, BINS, generator=torch.Generator().manual_seed(2)).double()
+    encoded, _ = model.encode(frames, torch.tensor([100]))
+    prompt = torch.tensor([[START, NO_TIMES]])
+    return model.generate(encoded, prompt, Generation(4, 4), seconds=1)
+
+
+def test_the_search_takes_tokens_from_the_settings_and_nothing_else(tmp_path, folder):
+    """Suppressed tokens are in no hypothesis; a time limit and penalties have no effect."""
+    plain = hypotheses(folder)
+    others = {"max_time": 1e-6, "repetition_penalty": 0.0, "no_repeat_ngram_size": 1}
+    others |= {"penalty_alpha": 0.6, "top_k": 4, "do_sample": True, "bad_words_ids": [[10**9]]}
+    others |= {"length_penalty": "x", "stop_strings": ["a"], "min_length": 10**6}
+    found = hypotheses(changed(folder, tmp_path / "others", SETTINGS, **others))
+    assert found == plain
+    written = {token for tokens, _ in plain for token in tokens}
+    first = plain[0][0][0]
+    path = changed(folder, tmp_path / "suppressed", SETTINGS, suppress_tokens=[*written])
+    assert not {token for tokens, _ in hypotheses(path) for token in tokens} & written
+    path = changed(folder, tmp_path / "begun", SETTINGS, begin_suppress_tokens=[first])
+    assert first not in {tokens[0] for tokens, _ in hypotheses(path)}
+    for name in ("suppress_tokens", "begin_suppress_tokens"):
+        for value in ("x", [10**9], [-99]):
+            path = changed(folder, tmp_path / f"{name} {value}", SETTINGS, **{name: value})
+            with pytest.raises(UserError, match=f"{name}: .* is no token of the model"):
+                build(path)
 
 
 @pytest.mark.parametrize(
@@ -246,3 +353,11 @@ def test_what_whisper_cannot_do_is_told(world, folder, tmp_path):
         one = ("--set", f"model.{kind}={value}")
         inside(*init, "--asset", f"tokens={folder}", *one).fails(1, "lora")
     assert not (tmp_path / "e" / "config.yaml").exists()
+
+
+def test_other_settings_of_the_search_are_another_model(world, folder, tmp_path):
+    model = shutil.copytree(folder, tmp_path / "model")
+    path = begin(world, "changed", folder, "--set", f"model.path={model}")
+    changed(folder, tmp_path / "new", SETTINGS, suppress_tokens=[1])
+    shutil.copy(tmp_path / "new" / SETTINGS, model)
+    inside("rounds", path).fails(1, "not the pretrained model that the experiment began with")

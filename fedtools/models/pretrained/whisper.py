@@ -25,8 +25,9 @@ from fedtools.models.pretrained.folder import (
 )
 from fedtools.models.pretrained.options import Pretrained
 
-# Most tokens per second of speech, far above real speech, and a number added to them.
-_TOKENS_PER_SECOND, _MORE = 15, 10
+# Most tokens per second of speech, and a number added to them. A token is at least a byte; the
+# fastest speech has 25 letters a second, which take three bytes in Georgian, Burmese or Khmer.
+_TOKENS_PER_SECOND, _MORE = 75, 10
 # Positions per second in Whisper's encoder.
 POSITIONS_PER_SECOND = 50
 
