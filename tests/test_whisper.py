@@ -355,6 +355,40 @@ def test_what_whisper_cannot_do_is_told(world, folder, tmp_path):
     assert not (tmp_path / "e" / "config.yaml").exists()
 
 
+def test_tokens_of_another_model_are_refused(world, folder, tmp_path):
+    """Ids of the English models are one less than those of the others."""
+    other = shutil.copytree(folder, tmp_path / "other")
+    content = json.loads((other / TOKENS).read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary |= {"a": vocabulary["b"], "b": vocabulary["a"]}
+    (other / TOKENS).write_text(json.dumps(content))
+    many = save_recogniser(tmp_path / "many", multilingual=True, bins=BINS)
+    lacks = shutil.copytree(folder, tmp_path / "lacks")
+    (lacks / TOKENS).unlink()
+    init = ("init", tmp_path / "e", "--config", world / "config.yaml", "--method", "fedavg")
+    init += ("--data", f"train={world / 'train'}")
+    for tokens in (other, many):
+        given = (*init, "--set", "model.language=de", "--asset", f"tokens={tokens}")
+        inside(*given).fails(1, f"not the tokens of the model in {folder}", f"tokens={folder}")
+    inside(*init, "--asset", f"tokens={folder}", "--set", f"model.path={lacks}").ok()
+
+
+def test_transcripts_longer_than_the_decoder_are_named(world, folder, tmp_path):
+    data = shutil.copytree(world / "train", tmp_path / "train")
+    lines = (data / "text").read_text().splitlines()
+    name = lines[3].split()[0]
+    options = ("--config", world / "config.yaml", "--method", "fedavg")
+    options += ("--data", f"train={data}", "--asset", f"tokens={folder}")
+    # A decoder of 40 positions, less a prompt and an end; each word begins with a blank.
+    for letters, code in ((34, 0), (35, 1)):
+        lines[3] = f"{name} {'a' * letters}"
+        (data / "text").write_text("".join(f"{line}\n" for line in lines))
+        done = inside("init", tmp_path / str(letters), *options)
+        assert done.code == code, done.err
+    assert f"36 tokens in the transcript of '{name}', the model writes 35" in done.err
+    assert "leave it out" in done.err
+
+
 def test_other_settings_of_the_search_are_another_model(world, folder, tmp_path):
     model = shutil.copytree(folder, tmp_path / "model")
     path = begin(world, "changed", folder, "--set", f"model.path={model}")

@@ -105,6 +105,18 @@ class WhisperTokens:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether texts are the same tokens, and prompts and ends too."""
+        if not isinstance(other, WhisperTokens):
+            return NotImplemented
+        mine, theirs = (
+            (one.tokens, one.start, one.end, one._no_times, one._task, one._languages)
+            for one in (self, other)
+        )
+        return mine == theirs
+
+    __hash__ = None  # type: ignore[assignment]
+
     def encode(self, words: str) -> list[int]:
         """Convert words, separated by blanks, to token ids, none of them special."""
         # Whisper writes a blank before every word; what looks like a special token is spelled out.

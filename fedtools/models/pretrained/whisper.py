@@ -96,7 +96,7 @@ class Whisper(Recogniser):
         if folder.kind != "whisper":
             problem = f"criterion seq2seq requires Whisper, but {folder.path} holds {folder.kind}"
             raise option_error(problem, where, "criterion", "seq2seq")
-        marks = marks_of(folder)
+        self.path, marks = folder.path, marks_of(folder)
         whole = folder.load()
         # Nothing else of the folder's settings takes part in the search, such as a time limit.
         whole.generation_config = import_transformers().GenerationConfig(**marks)

@@ -1,17 +1,22 @@
-"""Checks that features fit a pretrained model: their kind and their length."""
+"""Checks that data fit a pretrained model: kind and length of features, tokens, transcripts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir
+from fedtools.files.datadir import DataDir, read_transcripts
 from fedtools.files.errors import UserError
+from fedtools.lm.whisper_tokens import FILES, WhisperTokens
+from fedtools.models.pretrained.whisper import Whisper
 
 # Frames per second of log_mel, and a bound on the range of its values.
 _SECOND, _RANGE = 100, 2.01
+# The longest prompt of a Whisper, and the end of a transcript.
+_MARKS = 5
 
 
 def check_kind(reader: FeatureReader, name: str, wanted: str | None, path: Path) -> None:
@@ -64,3 +69,26 @@ def check_length(name: str, frames: int, longest: int | None, path: Path) -> Non
         problem = f"{frames} frames of {name!r}, the model accepts {longest}"
         remedy = "cut it by segments, or leave it out"
         raise UserError(problem, path=path, remedy=remedy)
+
+
+def check_tokens(tokens: WhisperTokens, given: Path, model: nn.Module) -> None:
+    """Raise a `UserError` unless tokens, read in the folder `given`, are those of a Whisper."""
+    assert isinstance(model, Whisper)
+    if all((model.path / name).is_file() for name in FILES):
+        same = WhisperTokens.load(model.path) == tokens
+    else:
+        same = len(tokens) <= model.decoder.embed_tokens.num_embeddings
+    if not same:
+        problem = f"not the tokens of the model in {model.path}"
+        raise UserError(problem, path=given, remedy=f"give --asset tokens={model.path}")
+
+
+def check_transcripts(path: Path, tokens: WhisperTokens, model: nn.Module) -> None:
+    """Raise a `UserError` if a transcript in a Kaldi `text` is longer than a Whisper writes."""
+    assert isinstance(model, Whisper)
+    room = model.longest - _MARKS
+    for name, words in read_transcripts(path).items():
+        if (count := len(tokens.encode(words))) > room:
+            problem = f"{count} tokens in the transcript of {name!r}, the model writes {room}"
+            remedy = "cut it by segments, or leave it out"
+            raise UserError(problem, path=path, remedy=remedy)

@@ -20,6 +20,7 @@ from fedtools.files.messages import Payload
 from fedtools.files.perturb import speakers_of
 from fedtools.files.sent_features import Features
 from fedtools.lm.tokens import warn_of_unspelled
+from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Extracted, Method, Phase
 from fedtools.models.asr import (
     build_model,
@@ -41,7 +42,7 @@ from fedtools.tasks.asr.data import (
     joined,
     read_data,
 )
-from fedtools.tasks.asr.fits import check_lengths
+from fedtools.tasks.asr.fits import check_lengths, check_tokens, check_transcripts
 from fedtools.tasks.asr.frozen import check_frozen
 from fedtools.tasks.asr.items import Single
 from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
@@ -87,12 +88,16 @@ class AsrTask(Task[Method]):
             problem = f"labels: {training.labels} needs a model of criterion ctc"
             raise UserError(problem, path=f"{where}: training")
         read_data(new.data["train"], options.model)
+        if isinstance(tokenizer, WhisperTokens):
+            check_tokens(tokenizer, new.assets["tokens"], model)
         for split, folder in new.data.items():
             check_lengths(folder, input_kind_of(options.model), longest_input(model))
             if split != "train":
                 check_words(folder)
             if split != "train" or training.reads_transcripts:
                 warn_of_unspelled(tokenizer, folder / "text", new.assets["tokens"])
+                if isinstance(tokenizer, WhisperTokens):
+                    check_transcripts(folder / "text", tokenizer, model)
         check_optimizer(training, f"{where}: training")
         check_frozen(new, model, training)
         check_server_labels(new, training, tokenizer)
