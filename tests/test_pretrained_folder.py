@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir, read_table
+from fedtools.models.pretrained.folder import Folder
 
 KINDS = ("fbank", "log_mel", "wave")
 LONGEST = 4
@@ -246,6 +247,27 @@ def test_another_model_in_its_place_is_told(world, tmp_path, part):
     else:
         edit(part, do_normalize=False)(folder)
     inside("rounds", path).fails(1, "not the pretrained model that the experiment began with")
+
+
+def test_a_processors_config_says_how_waves_are_normalised(world, tmp_path):
+    """transformers 5 writes it instead of the preprocessor's."""
+    folder = shutil.copytree(world / "wav2vec", tmp_path / "model")
+    extractor = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").unlink()
+    for normalized in (True, False):
+        written = {"feature_extractor": {**extractor, "do_normalize": normalized}}
+        (folder / "processor_config.json").write_text(json.dumps(written))
+        assert Folder.open(folder).normalized is normalized
+    for changed, said in (({"sampling_rate": 8000}, "8000 Hz"), (None, "not a JSON object")):
+        written = {"feature_extractor": changed and {**extractor, **changed}}
+        (folder / "processor_config.json").write_text(json.dumps(written))
+        path = tmp_path / said
+        inside(*init(world, path, folder, "wave")).fails(1, "processor_config.json", said)
+
+
+def test_a_language_without_effect_is_refused(world, tmp_path):
+    command = init(world, tmp_path / "e", world / "wav2vec", "wave", "--set", "model.language=fr")
+    inside(*command).fails(1, "language has no effect")
 
 
 @pytest.mark.parametrize("seconds", [1, 2])

@@ -158,11 +158,27 @@ def test_prompts_name_the_language_where_there_are_several(tmp_path, folder):
     several = save_recogniser(tmp_path / "many", multilingual=True, bins=BINS)
     tokens = WhisperTokens.load(several)
     german = [START, IDS["<|de|>"], IDS["<|transcribe|>"], NO_TIMES]
-    assert tokens.prompt("de") == tokens.prompt("de-AT") == german
+    assert tokens.prompt("de") == tokens.prompt("de-AT") == tokens.prompt("deu") == german
     assert WhisperTokens.load(several, "de").prompt(None) == german
     for language, said in ((None, "no language is given"), ("xx", "no language 'xx'")):
         with pytest.raises(UserError, match=said):
             tokens.prompt(language)
+    english = WhisperTokens.load(folder)
+    assert english.prompt("en-GB") == english.prompt(None)
+    with pytest.raises(UserError, match="knows English alone"):
+        english.prompt("de")
+
+
+@pytest.mark.parametrize(
+    ("code", "own"),
+    [("nb", "no"), ("no", "no"), ("jv", "jw"), ("iw", "he"), ("cmn", "zh"), ("zho", "zh"),
+     ("deu", "de"), ("ekk", "et"), ("fil", "tl"), ("yue", "yue")],
+)  # fmt: skip
+def test_codes_of_languages_are_whispers(tmp_path, code, own):
+    """Pairs as in OpenAI's list of languages."""
+    path = save_recogniser(tmp_path / "many", multilingual=True, bins=BINS)
+    path = changed(path, tmp_path / "w", SETTINGS, lang_to_id={f"<|{own}|>": 3, "<|en|>": 4})
+    assert WhisperTokens.load(path).prompt(code)[1] == 3
 
 
 TOKENS, SETTINGS = "tokenizer.json", "generation_config.json"

@@ -9,9 +9,12 @@ from typing import Any
 
 from fedtools.files.errors import UserError
 from fedtools.files.json_files import read_object
+from fedtools.files.languages import main_code
 from fedtools.files.symbols import nfc
 
 FILES = ("tokenizer.json", "generation_config.json")
+# Codes of Whisper's own, for a language's main code.
+_OWN = {"fil": "tl", "jv": "jw", "nb": "no"}
 _REMEDY = "give the folder of a Whisper model as --asset tokens=FOLDER"
 
 
@@ -132,15 +135,21 @@ class WhisperTokens:
         """Return the decoder's prompt: the language and the task, without time stamps.
 
         Args:
-            language: a code such as "de" or "zh-CN"; None for the default.
+            language: a code such as "de", "deu" or "zh-CN"; None for the default.
 
         Raises:
-            UserError: if a multilingual model is given no language, or one that it does not know.
+            UserError: if a multilingual model is given no language, or if a model does not know
+                the language.
         """
-        if not self.multilingual:
-            return [self.start, self._no_times]
         code = (language or self.language or "").lower().partition("-")[0]
-        place = self._languages.get(f"<|{code}|>")
+        main = main_code(code)
+        if not self.multilingual:
+            if main not in ("", "en"):
+                problem = f"the model knows English alone, no language {code!r}"
+                raise UserError(problem, path=self._path, remedy="take a multilingual model")
+            return [self.start, self._no_times]
+        names = (f"<|{name}|>" for name in (code, main, _OWN.get(main, "")))
+        place = next((self._languages[name] for name in names if name in self._languages), None)
         if place is None:
             problem = f"the model knows no language {code!r}" if code else "no language is given"
             remedy = "set model.language, or give the data an utt2lang"

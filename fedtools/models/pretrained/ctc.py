@@ -31,6 +31,9 @@ class PretrainedCtc(Recogniser):
 
         super().__init__()
         options = from_mapping(Pretrained, config, where)
+        if options.language is not None:
+            problem = "language has no effect with criterion ctc: leave it out"
+            raise option_error(problem, where, "language", options.language)
         try:
             folder = open_known(options.path, options.sum)
             window = options.seconds(folder.kind, where)

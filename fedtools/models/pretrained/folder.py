@@ -27,7 +27,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # Input of each kind of model: log mel energies, or the waveform itself.
 KINDS = {"whisper": "log_mel", "wav2vec2": "wave", "hubert": "wave", "wavlm": "wave"}
-PREPROCESSOR = "preprocessor_config.json"
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 SETTINGS = "generation_config.json"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _REMEDY = "give a folder that save_pretrained wrote, or that fedtools import made"
@@ -116,11 +116,15 @@ class Folder:
         Raises:
             UserError: if the model takes another sample rate than 16 kHz.
         """
-        where = self.path / PREPROCESSOR
-        if not where.is_file():
-            # The default of transformers.
-            return True
-        read = read_object(where, _AGAIN)
+        where, read = self.path / PREPROCESSOR, {}
+        if where.is_file():
+            read = read_object(where, _AGAIN)
+        elif (self.path / PROCESSOR).is_file():
+            # As transformers writes it since version 5.
+            where = self.path / PROCESSOR
+            read = read_object(where, _AGAIN).get("feature_extractor", {})
+            if not isinstance(read, dict):
+                raise UserError("feature_extractor is not a JSON object", path=where)
         if (rate := read.get("sampling_rate", RATE)) != RATE:
             raise UserError(f"audio at {rate!r} Hz; only {RATE} Hz is supported", path=where)
         if not isinstance(chosen := read.get("do_normalize", True), bool):
