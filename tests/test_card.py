@@ -13,6 +13,7 @@ from fedtools.attack.membership import COLUMNS as OF_MEMBERSHIP
 from fedtools.attack.verify import COLUMNS
 from fedtools.files.tables import read_tsv, write_tsv
 
+RUN = Path(__file__).parents[1] / "egs" / "tedlium3" / "attack1"
 DEFENCES = ("none", "noise=1", "keep=*.running_*")
 ATTACKERS = ("ignorant", "lazy-informed", "semi-informed")
 
@@ -57,7 +58,7 @@ def test_attacker_and_defence_have_a_cell_each(results):
         for one in cells
         if one["attack"] == "weights" and "other recording" in one["of"]
     }
-    assert len(of) == 1 + 2 * 3
+    assert len(of) == 1 + 2 * (3 + 1)
     for number, defence in enumerate(DEFENCES):
         for index, attacker in enumerate(ATTACKERS if number else ("-",)):
             rate = 200 + 10 * number + index + 1
@@ -65,21 +66,84 @@ def test_attacker_and_defence_have_a_cell_each(results):
             assert found["value"] == f"{rate:.2f}"
             assert (found["low"], found["high"]) == (f"{rate - 1:.2f}", f"{rate + 1:.2f}")
             assert found["nothing"] == "50"
+            assert (found["by"], found["best_of"]) == ("together, regression", "2")
+        if number:
+            # The first attacker has the lowest rates here.
+            found = of[defence, "strongest"]
+            assert found["value"] == f"{200 + 10 * number + 1:.2f}"
+            assert found["by"] == "ignorant, together, regression"
+            assert found["best_of"] == "6"
     text = (results / "card.md").read_text(encoding="utf-8")
     assert done.out == text
     table = [line for line in text.splitlines() if line.startswith("| weights: same speaker, oth")]
     # A line for each attacker, even where they read the same without a defence.
-    assert [line.split("|")[2].strip() for line in table] == list(ATTACKERS)
-    assert all("201.0 [200.0, 202.0]" in line for line in table)
+    assert [line.split("|")[2].strip() for line in table] == [*ATTACKERS, "strongest"]
+    assert all("201.0 [200.0, 202.0] best of 2" in line for line in table)
+    assert "211.0 [210.0, 212.0] best of 6" in table[-1]
     assert "`keep=*.running_*`" in text
     for attacker in ATTACKERS:
         assert f"- {attacker} knows " in text
 
 
-def test_layer_is_chosen_without_a_defence(results):
+def test_layer_is_the_strongest_of_each_cell(results):
+    """The better layer differs by the kind of trials, by the attacker, and behind a defence."""
+    rates = {
+        ("none", "-"): {"same": (30, 20), "other": (25, 35)},
+        ("noise=1", "ignorant"): {"same": (40, 45), "other": (44, 41)},
+        ("noise=1", "semi-informed"): {"same": (38, 36), "other": (43, 46)},
+    }
+    for number, defence in enumerate(DEFENCES[:2]):
+        rows = [
+            trial("a1", defence, attacker, layer, "both", kind, rate)
+            for (name, attacker), of_kinds in rates.items()
+            for kind, both in of_kinds.items()
+            for layer, rate in zip(("h1", "h2"), both, strict=True)
+            if name == defence
+        ]
+        write_tsv(results / f"defence{number}" / "a1.tsv", COLUMNS, rows)
     inside("attack", "card", results.parent).ok()
-    cells = [one for one in read_tsv(results / "card.tsv", None) if one["attack"] == "a1"]
-    assert {one["of"].rsplit(", ", 1)[1] for one in cells} == {"h2"}
+    found = {
+        (one["of"], one["defence"], one["attacker"]): (one["by"], one["value"])
+        for one in read_tsv(results / "card.tsv", None)
+        if one["attack"] == "a1" and one["defence"] in DEFENCES[:2]
+    }
+    same, other = "same recording, literal", "same speaker, other recording, literal"
+    assert found == {
+        (same, "none", "-"): ("h2, both", "20.00"),
+        (other, "none", "-"): ("h1, both", "25.00"),
+        (same, "noise=1", "ignorant"): ("h1, both", "40.00"),
+        (other, "noise=1", "ignorant"): ("h2, both", "41.00"),
+        (same, "noise=1", "semi-informed"): ("h2, both", "36.00"),
+        (other, "noise=1", "semi-informed"): ("h1, both", "43.00"),
+        (same, "noise=1", "strongest"): ("semi-informed, h2, both", "36.00"),
+        (other, "noise=1", "strongest"): ("ignorant, h2, both", "41.00"),
+    }
+
+
+def test_card_of_the_committed_tables_understates_nothing(tmp_path):
+    """A run's tables, whose lowest rates were read off with a spreadsheet's minimum."""
+    folder = tmp_path / "attacks"
+    for attack, name in (("a1", "a1"), ("attributes", "attributes"), ("weights", "weights")):
+        rows = read_tsv(RUN / f"RESULTS-s40-0-{attack}.tsv", None)
+        for of in {row["of"] for row in rows if row["of"].startswith("defence")}:
+            own = [row for row in rows if row["of"] == of]
+            write_tsv(folder / of / f"{name}.tsv", [one for one in own[0] if one != "of"], own)
+    inside("attack", "card", tmp_path).ok()
+    cells = {
+        (one["attack"], one["of"], one["defence"], one["attacker"]): float(one["value"])
+        for one in read_tsv(folder / "card.tsv", None)
+    }
+    cohort = "same speaker, other recording, cohort"
+    for defence, attacker, rate in (
+        ("none", "-", 15.61), ("clip=1+noise=1", "semi-informed", 17.35),
+        ("clip=1+noise=3", "semi-informed", 25.0), ("keep=*.running_*", "ignorant", 15.61),
+        ("clip=1+noise=3", "strongest", 25.0), ("mean=4", "strongest", 35.83),
+    ):  # fmt: skip
+        assert cells["a1", cohort, defence, attacker] == rate
+    assert cells["attributes", "sex", "clip=1+noise=3", "semi-informed"] == 97.4
+    assert cells["attributes", "sex", "clip=1+noise=3", "strongest"] == 98.2
+    whole = "same speaker, other recording"
+    assert cells["weights", whole, "mean=2", "strongest"] == 9.71
 
 
 def test_membership_is_compared_with_what_audio_tells(results):
@@ -100,7 +164,7 @@ def test_membership_is_compared_with_what_audio_tells(results):
     inside("attack", "card", results.parent).ok()
     cells = [one for one in read_tsv(results / "card.tsv", None) if one["attack"] == "membership"]
     assert [(one["attacker"], one["value"]) for one in cells] == [
-        ("-", "70.00"), ("ignorant", "53.00"), ("semi-informed", "55.00"),
+        ("-", "70.00"), ("ignorant", "53.00"), ("semi-informed", "59.00"), ("strongest", "59.00"),
     ]  # fmt: skip
     assert {one["nothing"] for one in cells} == {"58.00"}
 
@@ -114,7 +178,7 @@ def test_attributes_have_their_own_intervals(results):
     inside("attack", "card", results.parent).ok()
     cells = [one for one in read_tsv(results / "card.tsv", None) if one["attack"] == "attributes"]
     assert [(one["of"], one["value"], one["low"], one["high"]) for one in cells] == [
-        ("sex, h2", "80.00", "1", "2")
+        ("sex", "80.00", "1", "2")
     ]
 
 

@@ -25,8 +25,9 @@ def card(
     """Summarise all attacks on an experiment on one card.
 
     The card shows each attack, what its attacker knows of the defences, and how well it does
-    against each defence, with 95 % intervals; below that, what the defences cost. An attack with
-    several layers or scores has a row for the one that reveals most without a defence.
+    against each defence, with 95 % intervals; below that, what the defences cost. Each cell is of
+    the layer and scores that reveal most behind that defence, and says of how many it is the best;
+    the row `strongest` is the maximum over attackers.
 
     Reads: the tables of attacks in EXP/attacks, or in the folder of --results, and in their
     subfolders: weights.tsv, a1.tsv, a2.h<layer>.tsv, attributes.tsv, membership.tsv, inversion.tsv,

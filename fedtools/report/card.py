@@ -2,16 +2,20 @@
 
 It is made from the tables that attacks wrote to a folder or any folder in it: weights.tsv, a1.tsv,
 a2.h<layer>.tsv, attributes.tsv, membership.tsv, inversion.tsv, attacks.tsv (of features) and
-utility.tsv. A row of the card is one measure of one attack by one attacker. An attack with several
-layers or scores has one row, for the one that reveals most without a defence. It is picked by the
-values on the card, so its cell without a defence is the best of several.
+utility.tsv. A row of the card is one measure of one attack by one attacker.
+
+A real attacker adapts to each defence. So each cell is the strongest of all layers and scores that
+the attacker has for these trials behind this defence, and a last row, of the strongest attacker, is
+the maximum over attackers. The strongest is picked by the values on the card: it is a maximum over
+as many estimates as the cell says, and its interval, of the picked one alone, does not cover the
+choice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from fedtools.attack.knowledge import ANY, ATTACKERS, NO_DEFENCE
@@ -22,7 +26,10 @@ from fedtools.score.bootstrap import AVERAGE
 
 # The card's names for the trials of `fedtools.attack.verify`.
 _TRIALS = {EASY: "same speaker", SAME: "same recording", OTHER: "same speaker, other recording"}
+_MEMBERSHIP = "attack", "score", "references"
 _RATES = {"wer": "greedy WER%", "accuracy": "accuracy%"}
+# In place of an attacker: whichever does best behind a defence.
+STRONGEST = "strongest"
 Rows = list[dict[str, str]]
 
 
@@ -32,13 +39,15 @@ class Cell:
 
     Attributes:
         attack: its name, as in the command.
-        of: the attack's question, and its layer or scores.
-        attacker: see `fedtools.attack.knowledge`.
+        of: the attack's question, and its family of scores.
+        attacker: see `fedtools.attack.knowledge`; or `STRONGEST`.
         measure: such as "EER%".
         nothing: the value if nothing leaks; "-" if it is not known.
         everything: the value if everything leaks; "-" if it is not known.
         defence: see `fedtools.attack.defences`.
         value, low, high: the value with its 95 % interval; "-" if not known.
+        by: the layer and scores, and for `STRONGEST` the attacker; "-" if there is one alone.
+        best_of: the number of estimates that the value is the strongest of.
     """
 
     attack: str
@@ -51,6 +60,8 @@ class Cell:
     value: str
     low: str
     high: str
+    by: str = "-"
+    best_of: int = 1
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -59,10 +70,11 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Return the cell's text on a card: the value and its interval."""
+        """Return the cell's text on a card: the value, its interval, of how many it is best."""
         value, low, high = (self._short(one) for one in (self.value, self.low, self.high))
         bounds = "" if "-" in (low, high) else f"[{low}, {high}]"
-        return " ".join(part for part in (value, bounds) if part not in ("", "-")) or "-"
+        several = f"best of {self.best_of}" if self.best_of > 1 else ""
+        return " ".join(part for part in (value, bounds, several) if part not in ("", "-")) or "-"
 
     def _short(self, number: str) -> str:
         """Format a number in % with one decimal; return others as they are."""
@@ -73,13 +85,17 @@ class Cell:
     @property
     def leak(self) -> float:
         """Return how far the value, or its interval's middle, is from nothing (0) to all (1)."""
+        return min(max(self.strength, 0.0), 1.0) if math.isfinite(self.strength) else math.nan
+
+    @property
+    def strength(self) -> float:
+        """Return `leak` without its bounds, so that attacks on the wrong side of nothing differ."""
         low, high, value, nothing, all_of_it = (
             known_number(text, math.nan)
             for text in (self.low, self.high, self.value, self.nothing, self.everything)
         )
         value = (low + high) / 2 if math.isnan(value) else value
-        found = (value - nothing) / (all_of_it - nothing) if all_of_it != nothing else math.nan
-        return min(max(found, 0.0), 1.0) if math.isfinite(found) else math.nan
+        return (value - nothing) / (all_of_it - nothing) if all_of_it != nothing else math.nan
 
 
 COLUMNS = tuple(one.name for one in fields(Cell))
@@ -106,7 +122,7 @@ def read_card(folder: Path) -> Card:
     Raises:
         UserError: if there is no table, or one is malformed.
     """
-    found = [cell for read in _READERS for cell in read(folder)]
+    found = _strongest([cell for read in _READERS for cell in read(folder)])
     if not found:
         remedy = "run utils/attack_updates.sh, or fedtools attack"
         raise UserError("no table of an attack", path=folder, remedy=remedy)
@@ -114,6 +130,31 @@ def read_card(folder: Path) -> Card:
     names = dict.fromkeys(cell.defence for cell in (*costs, *found))
     first = [name for name in names if name == NO_DEFENCE]
     return Card(found, costs, first + [name for name in names if name not in first])
+
+
+def _strongest(cells: Iterable[Cell]) -> list[Cell]:
+    """Return the strongest cell of each row and defence, and those of the strongest attacker.
+
+    A cell of which it is not known what reveals more stays as it is.
+    """
+    found: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault((*cell.key, cell.defence), []).append(cell)
+    best = [one for some in found.values() for one in _best(some)]
+    behind: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in best:
+        if cell.attacker in ATTACKERS and math.isfinite(cell.strength):
+            by = ", ".join(part for part in (cell.attacker, cell.by) if part != "-")
+            known = replace(cell, attacker=STRONGEST, by=by)
+            behind.setdefault((*known.key, known.defence), []).append(known)
+    return [*best, *(one for some in behind.values() for one in _best(some))]
+
+
+def _best(cells: list[Cell]) -> list[Cell]:
+    """Return the strongest of a row's cells; all of them if that is not known."""
+    known = [one for one in cells if math.isfinite(one.strength)]
+    count = sum(one.best_of for one in known)
+    return [replace(max(known, key=lambda one: one.strength), best_of=count)] if known else cells
 
 
 def by_row(cells: Iterable[Cell]) -> dict[tuple[str, ...], list[Cell]]:
@@ -128,7 +169,7 @@ def by_row(cells: Iterable[Cell]) -> dict[tuple[str, ...], list[Cell]]:
         for row in rows or [key]:
             found[row] = [*some, *found.get(row, [])]
     order = {cell.key[:2]: index for index, cell in reversed(list(enumerate(cells)))}
-    who = (ANY, *ATTACKERS)
+    who = (ANY, *ATTACKERS, STRONGEST)
     return dict(sorted(found.items(), key=lambda one: (order[one[0][:2]], who.index(one[0][2]))))
 
 
@@ -140,93 +181,44 @@ def _tables(folder: Path, pattern: str) -> Rows:
 
 def _of_trials(folder: Path) -> Iterator[Cell]:
     """Yield the cells of attacks that decide whether two models are of one speaker."""
-    for attack, pattern, families in (
-        ("weights", "weights.tsv", _of_weights),
-        ("a1", "a1.tsv", _of_a1),
-        ("a2", "a2.h*.tsv", _of_a2),
-    ):
+    for attack, pattern in (("weights", "weights.tsv"), ("a1", "a1.tsv"), ("a2", "a2.h*.tsv")):
         rows = _tables(folder, pattern)
         kinds = {row["trials"] for row in rows}
-        shown = [SAME, OTHER] if {SAME, OTHER} <= kinds else [EASY]
-        for name, chosen in families(rows):
-            for kind in shown:
-                for row in chosen:
-                    if row["trials"] == kind:
-                        what = f"{_TRIALS[kind]}, {name}"
-                        yield _cell(row, attack, what, "EER%", "50", "0")
+        for kind in [SAME, OTHER] if {SAME, OTHER} <= kinds else [EASY]:
+            for row in rows:
+                if row["trials"] == kind:
+                    what = f"{_TRIALS[kind]}{_family(attack, row['scores'])}"
+                    by = f"{row['layer']}, {row['scores']}"
+                    yield _cell(row, attack, what, "EER%", "50", "0", by=by)
 
 
-Families = Iterator[tuple[str, Rows]]
-
-
-def _of_weights(rows: Rows) -> Families:
-    """Yield all parts by regression, or all weights as one vector; then the first layer's part."""
-    layers = {row["layer"] for row in rows}
-    for name in ("together" if "together" in layers else "all", "constant"):
-        if name in layers:
-            yield name, [row for row in rows if row["layer"] == name]
-
-
-def _of_a1(rows: Rows) -> Families:
-    """Yield the paper's scores, and those with a cohort, each in its best layer."""
-    for scores, name in (("both", "literal"), ("both, cohort", "cohort")):
-        own = [row for row in rows if row["scores"] == scores]
-        if own:
-            layer = _best(own, "layer", middle_error)
-            yield f"{name}, {layer}", [row for row in own if row["layer"] == layer]
-
-
-def _of_a2(rows: Rows) -> Families:
-    own = [row for row in rows if row["scores"] == "PLDA"]
-    if own:
-        layer = _best(own, "layer", middle_error)
-        yield f"PLDA, {layer}", [row for row in own if row["layer"] == layer]
-
-
-def middle_error(row: Mapping[str, str]) -> float:
-    """Return the error rate, or its interval's middle if there are too few trials for a rate."""
-    if row["EER%"] != "-":
-        return float(row["EER%"])
-    return (known_number(row["low"], math.inf) + known_number(row["high"], math.inf)) / 2
-
-
-def _best(rows: Rows, column: str, badness: Callable[[Mapping[str, str]], float]) -> str:
-    """Return the column's value in the first row of least badness among those without a defence."""
-    plain = [row for row in rows if row.get("defence", NO_DEFENCE) == NO_DEFENCE]
-    return min(plain or rows, key=badness)[column]
+def _family(attack: str, scores: str) -> str:
+    """Return the name of the paper's scores of A1, or of those that improve on them."""
+    if attack != "a1":
+        return ""
+    return f", {scores.partition(', ')[2] or 'literal'}"
 
 
 def _of_attributes(folder: Path) -> Iterator[Cell]:
-    rows = _tables(folder, "attributes.tsv")
-    for name in dict.fromkeys(row["attribute"] for row in rows):
-        own = [row for row in rows if row["attribute"] == name]
-        layer = _best(own, "layer", lambda row: -known_number(row["AUC%"], -math.inf))
-        for row in own:
-            if row["layer"] == layer:
-                renamed = {**row, "low": row["AUClow"], "high": row["AUChigh"]}
-                yield _cell(renamed, "attributes", f"{name}, {layer}", "AUC%", "50", "100")
+    for row in _tables(folder, "attributes.tsv"):
+        renamed = {**row, "low": row["AUClow"], "high": row["AUChigh"]}
+        own = row["attribute"], "AUC%", "50", "100"
+        yield _cell(renamed, "attributes", *own, by=row["layer"])
 
 
 def _of_membership(folder: Path) -> Iterator[Cell]:
-    """Yield the attack that reveals most, compared with what audio alone reveals of the trials."""
+    """Yield all attacks, compared with what audio alone reveals of the trials."""
     rows = _tables(folder, "membership.tsv")
-    kinds = dict.fromkeys(row["others_of"] for row in rows)
-    for kind in kinds:
-        own = [row for row in rows if row["others_of"] == kind]
-        blind = [known_number(row["AUC%"], 50) for row in own if row["attack"] == "blind"]
-        heard = max(50.0, *blind)
-        own = [
-            {**row, "all": ", ".join((row["attack"], row["score"], row["references"]))}
-            for row in own
-            if row["attack"] != "blind"
-        ]
-        if not own:
-            continue
-        best = _best(own, "all", lambda row: -known_number(row["AUC%"], -math.inf))
-        for row in own:
-            if row["all"] == best:
-                what = f"others of {kind}, {best}"
-                yield _cell(row, "membership", what, "AUC%", f"{heard:.2f}", "100")
+    heard: dict[str, float] = {}
+    for row in rows:
+        if row["attack"] == "blind":
+            kind, area = row["others_of"], known_number(row["AUC%"], 50)
+            heard[kind] = max(area, heard.get(kind, 50.0))
+    for row in rows:
+        if row["attack"] != "blind":
+            kind, by = row["others_of"], ", ".join(row[name] for name in _MEMBERSHIP)
+            own = f"others of {kind}", "AUC%", f"{heard.get(kind, 50.0):.2f}", "100"
+            yield _cell(row, "membership", *own, by=by)
 
 
 def _of_inversion(folder: Path) -> Iterator[Cell]:
@@ -258,12 +250,13 @@ def _cell(
     nothing: str,
     everything: str,
     value: str = "",
+    by: str = "-",
 ) -> Cell:
     """Make a cell from a row with columns low, high, and perhaps defence and attacker."""
     who = row.get("defence", NO_DEFENCE), row.get("attacker", ANY)
     return Cell(
         attack, of, who[1], measure, nothing, everything, who[0], row[value or measure], row["low"],
-        row["high"],
+        row["high"], by,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.provenance import git_hash, records
 from fedtools.files.tables import format_markdown, write_tsv
-from fedtools.report.card import COLUMNS, Card, Cell, by_row
+from fedtools.report.card import COLUMNS, STRONGEST, Card, Cell, by_row
 from fedtools.report.card_picture import draw_card
 from fedtools.report.page import image, with_section
 
@@ -28,6 +28,7 @@ KNOWS = {
     "ignorant": "no defence: it enrols undefended models, and is trained on them",
     "lazy-informed": "the defence: it enrols defended models, and is trained on undefended ones",
     "semi-informed": "the defence: it enrols defended models, and is trained on other people's",
+    STRONGEST: "what any of these knows: it is whichever does best behind a defence",
 }
 COSTS = {
     "own": "each client's update, on its held-out speech",
@@ -95,8 +96,9 @@ def markdown(card: Card) -> str:
     notes += [f"- {name} knows {KNOWS[name]}." for name in attackers if name in KNOWS]
     notes += [f"- {cell.of}: {COSTS[cell.of]}." for cell in _first(card.costs)]
     notes.append(
-        "- Cells have 95 % intervals. Among several layers or scores, a row shows the one that "
-        "reveals most without a defence."
+        "- Cells have 95 % intervals. `best of n` is the one that reveals most among n layers, "
+        "scores and attackers, in card.tsv under `by`: a maximum, whose interval is of that one "
+        "alone and does not cover the choice."
     )
     return "\n\n".join([*parts, "\n".join(notes)]) + "\n"
 

@@ -9,7 +9,7 @@ from fedtools.files.drawing import drawing
 from fedtools.report.card import Card, by_row
 
 # Inches.
-_ROW, _NAMES, _COLUMN, _HEAD = 0.2, 4.2, 1.05, 0.8
+_ROW, _NAMES, _COLUMN, _HEAD = 0.2, 4.2, 1.5, 0.8
 _COLOUR = "#0072B2"
 
 
@@ -54,7 +54,12 @@ def draw_card(path: Path, card: Card, title: str) -> None:
         axes.grid(False)
         if costs:
             axes.axhline(len(attacks), color="black", linewidth=0.8)
-        figure.suptitle(f"{title}: darker cells leak more", x=0.01, ha="left", fontsize=9)
+        figure.suptitle(
+            f"{title}: darker cells leak more; the strongest layer and score in each",
+            x=0.01,
+            ha="left",
+            fontsize=9,
+        )
 
 
 def _name(key: tuple[str, ...]) -> str:

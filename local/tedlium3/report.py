@@ -15,8 +15,9 @@ error rate of each attack.
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from scipy.stats import norm
@@ -26,9 +27,14 @@ from fedtools.attack.verify import COLUMNS, EASY, KINDS, OTHER, SAME
 from fedtools.attack.weights import WHOLE
 from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.tables import format_markdown, format_table, read_tsv, write_tsv
+from fedtools.files.tables import (
+    format_markdown,
+    format_table,
+    known_number,
+    read_tsv,
+    write_tsv,
+)
 from fedtools.files.text_files import read_text
-from fedtools.report.card import middle_error
 from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import (
     Page,
@@ -83,6 +89,13 @@ def rate(row: dict[str, str]) -> str:
 
 def picked(rows: Rows, trials: str, scores: str) -> list[dict[str, str]]:
     return [row for row in rows if row["trials"] == trials and row["scores"] == scores]
+
+
+def middle_error(row: Mapping[str, str]) -> float:
+    """Return the error rate, or its interval's middle if there are too few trials for a rate."""
+    if row["EER%"] != "-":
+        return float(row["EER%"])
+    return (known_number(row["low"], math.inf) + known_number(row["high"], math.inf)) / 2
 
 
 def best(rows: Rows, trials: str, scores: str) -> str:
