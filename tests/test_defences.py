@@ -15,7 +15,7 @@ from conftest import ROOT, inside
 from safetensors.numpy import load_file, save_file
 from simulated import one_speaker_each
 
-from fedtools.attack.defences import Defence, defended
+from fedtools.attack.defences import Defence, defended, partition
 from fedtools.attack.footprint_files import read_footprints
 from fedtools.attack.victims import find_victims
 from fedtools.federation.federation import Federation
@@ -214,36 +214,64 @@ def test_defaults_share_only_some_layers():
         assert any(high in name for name in sent[1])
 
 
-def test_a_mean_is_of_other_speakers(world):
-    plain, means = seen(world, "none"), seen(world, "mean=3")
-    for client in CLIENTS:
-        others = [one for one in CLIENTS if one[:3] != client[:3]]
-        key = "encoder.layers.0.affine.weight"
-        rest = 3 * means[client][key] - plain[client][key]
-        pairs = [
-            (a, b)
-            for a in others
-            for b in others
-            if a < b and np.allclose(rest, plain[a][key] + plain[b][key], atol=1e-5)
-        ]
-        assert len(pairs) == 1
-    with pytest.raises(UserError, match="mean=9, but there are 4 models of other speakers"):
+def groups_in(world: Path, found: dict[str, dict[str, np.ndarray]]) -> dict[str, set[str]]:
+    """Return the models whose mean was sent for each model, from the tensors alone."""
+    plain, key = seen(world, "none"), "encoder.layers.0.affine.weight"
+    members = {}
+    for client, update in found.items():
+        (members[client],) = (
+            {*group}
+            for count in range(1, len(CLIENTS) + 1)
+            for group in combinations(CLIENTS, count)
+            if np.allclose(update[key], sum(plain[one][key] for one in group) / count, atol=1e-6)
+        )
+    return members
+
+
+def test_means_are_of_a_partition_of_the_clients(world):
+    """As in secure aggregation, each client is in one group, with others of other speakers."""
+    members = groups_in(world, seen(world, "mean=3"))
+    for client, group in members.items():
+        assert client in group and len(group) == 3 and len({one[:3] for one in group}) == 3
+        # Whoever is in it has the same group.
+        assert all(members[one] == group for one in group)
+    with pytest.raises(UserError, match="mean=9, but there are 6 models; use a smaller mean"):
         seen(world, "mean=9")
 
 
 def test_whom_a_mean_is_of_is_drawn(world):
     """Each of the four other models is drawn at times, in varying combinations."""
-    key, plain = "encoder.layers.0.affine.weight", seen(world, "none")
-    met = set()
-    for seed in range(12):
-        rest = 3 * seen(world, "mean=3", seed)["ann-m1"][key] - plain["ann-m1"][key]
-        (pair,) = (
-            pair
-            for pair in combinations(CLIENTS[2:], 2)
-            if np.allclose(rest, sum(plain[one][key] for one in pair), atol=1e-5)
-        )
-        met.add(pair)
-    assert len(met) > 2 and {one for pair in met for one in pair} == set(CLIENTS[2:])
+    met = {frozenset(groups_in(world, seen(world, "mean=3", seed))["ann-m1"]) for seed in range(12)}
+    assert len(met) > 2 and set.union(*map(set, met)) == {"ann-m1", *CLIENTS[2:]}
+
+
+def test_a_partition_has_as_many_groups_as_there_can_be():
+    """People of one to five models: groups of at least four, of almost one size."""
+    names = [f"p{person:02d}-{number}" for person in range(23) for number in range(1 + person % 5)]
+    speakers = {name: name[:3] for name in names}
+    for seed in range(20):
+        groups = partition(names, speakers, 4, np.random.default_rng(seed))
+        assert sorted(name for group in groups for name in group) == names
+        sizes = {len(group) for group in groups}
+        assert len(groups) == len(names) // 4 and min(sizes) >= 4 and max(sizes) - min(sizes) <= 1
+        assert all(len({name[:3] for name in group}) == len(group) for group in groups)
+    # More models of a speaker than groups: some are together.
+    many = partition(
+        [f"p00-{number}" for number in range(5)], speakers, 2, np.random.default_rng(0)
+    )
+    assert sorted(map(len, many)) == [2, 3]
+
+
+def test_two_groups_are_seldom_of_the_same_people():
+    """Two models each: dealt in turn, the first and the second ones would be of the same people."""
+    names = [f"p{person:02d}-{number}" for person in range(40) for number in range(2)]
+    speakers = {name: name[:3] for name in names}
+    found = [
+        frozenset(name[:3] for name in group)
+        for seed in range(20)
+        for group in partition(names, speakers, 4, np.random.default_rng(seed))
+    ]
+    assert len(set(found)) > 0.99 * len(found)
 
 
 def test_who_is_aggregated_with_a_refused_model_is_refused_too(world, tmp_path):
@@ -252,16 +280,17 @@ def test_who_is_aggregated_with_a_refused_model_is_refused_too(world, tmp_path):
     sent = load_file(update)
     sent["ctc.ctc_lo.bias"][0] = np.nan
     save_file(sent, update)
-    options = ("--indicator", world / "valid", "--round", "1", "--defence", "mean=5")
+    options = ("--indicator", world / "valid", "--round", "1", "--defence", "mean=3")
     done = inside("attack", "footprints", path, tmp_path / "out", *options).ok()
-    # A mean of five is of all models of the other two speakers: ann's second excludes ann's own.
+    together = groups_in(world, seen(world, "mean=3"))["ann-m1"]
     assert "ann-m1: refused: NaN or Inf" in done.err
-    assert "bob-m1: refused: aggregated with 'ann-m1': NaN or Inf" in done.err
+    for one in together - {"ann-m1"}:
+        assert f"{one}: refused: aggregated with 'ann-m1': NaN or Inf" in done.err
     found = read_footprints(tmp_path / "out")
-    assert found.models == ["ann-m2"]
     # Each mean is listed next to the embeddings.
-    others = [one for one in CLIENTS if one[:3] != "ann"]
-    assert found.groups["ann-m2"] == ["ann-m2", *others]
+    assert {name: {*found.groups[name]} for name in found.models} == dict.fromkeys(
+        sorted({*CLIENTS} - together), {*CLIENTS} - together
+    )
 
 
 def test_footprints_behind_a_defence(world, tmp_path):

@@ -14,16 +14,18 @@ from scipy.stats import binom
 from updates_world import State, begin, data_with_constants, plant, sent, speakers
 
 from fedtools.attack import a1, attributes
-from fedtools.attack.cohort import blocks, cosines, score_pairs
+from fedtools.attack.cohort import blocks, combine, cosines, score_pairs
 from fedtools.attack.defences import defended
 from fedtools.attack.footprint_files import Prints, undefended
-from fedtools.attack.knowledge import ATTACKERS, IGNORANT, LAZY, SEMI, in_versions, seen_by
+from fedtools.attack.knowledge import ATTACKERS, IGNORANT, LAZY, SEMI, Versions, attackers
 from fedtools.attack.options import A1
 from fedtools.attack.verify import COLUMNS, Model
 from fedtools.attack.victims import find_victims
 from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv
+from fedtools.score.calibration import fit_ratios
+from fedtools.score.verification import equal_error_rate
 
 PEOPLE = speakers(12)
 CLIENTS = [f"{one}-a{number}" for one in PEOPLE for number in (1, 2)]
@@ -85,27 +87,156 @@ def scores_of(path: Path) -> dict[tuple[str, str], float]:
 # --- versions
 
 
-@pytest.mark.parametrize("attacker", ATTACKERS)
+@pytest.mark.parametrize("attacker", attackers(True), ids=ATTACKERS)
 def test_versions_by_hand(attacker):
     """Each pair is scored both ways round, from the mean of the training version."""
     people = [f"p{number // 2}" for number in range(12)]
     versions = np.random.default_rng(0).normal(size=(2, 12, 9))
     rows = versions.reshape(24, 9)
     some = blocks(people, np.zeros(12, bool), 0)
-    scores = score_pairs(rows @ rows.T, in_versions(some, 12, attacker), cosines)
-    found = seen_by(attacker, scores)
+    kept = Versions([f"m{number}" for number in range(12)], defended=True)
+    scores = score_pairs(rows @ rows.T, kept.blocks(some, attacker), cosines)
+    found = kept.seen(scores, attacker)
     assert found.shape == (12, 12) and np.isfinite(found).all()
     cohorts = {}
     for block in some:
         for one in block.rows:
             for other in block.columns:
                 cohorts[one, other] = cohorts[other, one] = block.cohort
-    enrolled, tested, learnt = (versions[number] for number in VERSIONS[attacker])
+    enrolled, tested, learnt = (versions[number] for number in VERSIONS[attacker.name])
     for (one, other), cohort in cohorts.items():
         middle = learnt[cohort].mean(0)
         a, b = enrolled[one] - middle, tested[other] - middle
         expected = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
         assert found[one, other] == pytest.approx(expected, abs=1e-9)
+
+
+def test_who_attacks_depends_on_what_is_enrolled_and_learnt():
+    def names(**about: bool) -> list[str]:
+        return [one.name for one in attackers(True, **about)]
+
+    assert names() == [IGNORANT, LAZY, SEMI]
+    assert names(enrols=False) == [IGNORANT, SEMI] and names(learns=False) == [IGNORANT, LAZY]
+    assert [one.name for one in attackers(False)] == ["-"]
+
+
+def grouped(count: int, size: int) -> tuple[list[str], dict[str, list[str]]]:
+    """Return names of models, and a partition of these: m0 with m1 and so on, but not by person."""
+    names = [f"m{number:02d}" for number in range(count)]
+    order = [names[(7 * number) % count] for number in range(count)]
+    found = {}
+    for first in range(0, count, size):
+        found |= dict.fromkeys(order[first : first + size], order[first : first + size])
+    return names, found
+
+
+@pytest.mark.parametrize("attacker", attackers(True), ids=ATTACKERS)
+def test_a_regression_is_trained_on_no_pair_that_shares_an_update(attacker):
+    """Means of three: the pairs of the cohort are listed one by one, and a regression is fitted."""
+    count, people = 60, [f"p{number // 2:02d}" for number in range(60)]
+    names, groups = grouped(count, 3)
+    random = np.random.default_rng(0)
+    versions = Versions(names, True, groups)
+    layers = []
+    for told in (1.5, 0.5):
+        own = np.repeat(random.normal(0, told, (count // 2, 12)), 2, 0)
+        plain = own + random.normal(size=(count, 12))
+        sent = np.stack([
+            np.mean([plain[names.index(one)] for one in groups[name]], 0) for name in names
+        ])  # fmt: skip
+        layers.append(np.concatenate([plain, sent]))
+    products = [rows @ rows.T for rows in layers]
+    some = versions.blocks(blocks(people, np.zeros(count, bool), 0), attacker)
+    shared = versions.shared
+    _, fitted = combine(products, people * 2, some, others=0, seed=0, shared=shared)
+    for block, ratios in list(zip(some, fitted, strict=True))[:4]:
+        cohort = block.cohort.tolist()
+        inner = blocks([people[one % count] for one in cohort], np.zeros(len(cohort), bool), 0)
+        scores = [score_pairs(one[np.ix_(cohort, cohort)], inner, cosines) for one in products]
+        rows, targets = [], []
+        for (at, one), (place, other) in combinations(enumerate(cohort), 2):
+            defended_pair = one >= count
+            if defended_pair and names[other % count] in groups[names[one % count]]:
+                continue
+            rows.append([matrix[at, place] for matrix in scores])
+            targets.append(people[one % count] == people[other % count])
+        expected = fit_ratios(np.array(rows), np.array(targets))
+        np.testing.assert_allclose(ratios.weights, expected.weights, rtol=1e-6)
+        # Only the semi-informed attacker learns from means.
+        assert (len(rows) < len(cohort) * (len(cohort) - 1) // 2) == (attacker.name == SEMI)
+
+
+def test_a_cohort_normalises_by_no_model_that_shares_an_update():
+    """By brute force, for means of three."""
+    count, people = 36, [f"p{number // 2:02d}" for number in range(36)]
+    names, groups = grouped(count, 3)
+    plain = np.random.default_rng(0).normal(size=(count, 10))
+    sent = np.stack([
+        np.mean([plain[names.index(one)] for one in groups[name]], 0) for name in names
+    ])  # fmt: skip
+    models = {name: Model(person) for name, person in zip(names, people, strict=True)}
+    versions = Versions(names, True, groups)
+    found = a1.normed_cosines(
+        np.concatenate([plain, sent]), versions, models, {}, 0, attackers(True)[2]
+    )
+
+    def cosine(one: np.ndarray, other: np.ndarray) -> float:
+        return one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+
+    met = 0
+    for block in blocks(people, np.zeros(count, bool), 0):
+        middle = sent[block.cohort].mean(0)
+        moved = sent - middle
+        for one in block.rows:
+            for other in block.columns:
+                if names[other] in groups[names[one]]:
+                    assert np.isnan(found[one, other]) or one == other
+                    continue
+                sides = []
+                for side in (one, other):
+                    rest = [
+                        cosine(moved[side], moved[index])
+                        for index in block.cohort
+                        if names[index] not in groups[names[side]]
+                    ]
+                    met += len(rest) < len(block.cohort)
+                    score = cosine(moved[one], moved[other])
+                    sides.append((score - np.mean(rest)) / np.std(rest))
+                assert found[one, other] == pytest.approx(np.mean(sides), abs=1e-8)
+    assert met
+
+
+def test_means_mislead_no_regression(tmp_path):
+    """Means of four: the regression does about as well as the better of its two layers.
+
+    Trained on pairs that share an update, it would learn that models that are alike are of two
+    people.
+    """
+    count, people = 160, [f"p{number // 2:02d}" for number in range(160)]
+    names, groups = grouped(count, 4)
+    found = {}
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        rows = []
+        for told in (1.2, 1.2):
+            own = np.repeat(random.normal(0, told, (count // 2, 300)), 2, 0)
+            plain = own + random.normal(size=own.shape)
+            place = {name: index for index, name in enumerate(names)}
+            rows.append(np.stack([plain[[place[one] for one in groups[n]]].mean(0) for n in names]))
+        products = [one @ one.T for one in rows]
+        versions = Versions(names, False, groups)
+        (attacker,) = attackers(False)
+        some = blocks(people, np.zeros(count, bool), seed)
+        ratios, _ = combine(products, people, some, others=0, seed=seed, shared=versions.shared)
+        for name, scores in (
+            ("together", ratios),
+            ("first", score_pairs(products[0], some, cosines)),
+        ):
+            seen = versions.seen(scores, attacker)
+            one, other = np.nonzero(np.triu(~np.isnan(seen), 1))
+            targets = np.array(people)[one] == np.array(people)[other]
+            found.setdefault(name, []).append(equal_error_rate(seen[one, other], targets))
+    assert np.mean(found["together"]) < np.mean(found["first"]) + 2
 
 
 # --- the attack on updates
@@ -154,6 +285,7 @@ def test_no_update_is_on_both_sides_of_a_trial(world, tmp_path):
         apart = {one: abs(rest - plain[one][name]).max() for one in CLIENTS}
         members[client] = {client, min(apart, key=apart.get)}
         assert min(apart.values()) < 1e-5
+    assert all(members[one] == group for group in members.values() for one in group)
     for attacker in ATTACKERS:
         expected = {
             (one, other)

@@ -10,24 +10,16 @@ these models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 
 from fedtools.attack.cohort import blocks, normed, score_pairs
 from fedtools.attack.footprint_files import Prints
-from fedtools.attack.knowledge import (
-    ANY,
-    ATTACKERS,
-    IGNORANT,
-    LAZY,
-    enrols_defended,
-    in_versions,
-    seen_by,
-    share_updates,
-)
+from fedtools.attack.knowledge import Attacker, Versions, attackers
 from fedtools.attack.options import A1
 from fedtools.attack.verify import Model, decide
 from fedtools.files.sections import Bootstrap
@@ -118,10 +110,10 @@ def attack(
     """
     seen = _Seen(prints, undefended, models, cohort or {}, seed)
     matrices = (
-        (attacker, layer, way if score == "literal" else f"{way}, {score}", matrix)
+        (attacker.name, layer, way if score == "literal" else f"{way}, {score}", matrix)
         for layer in prints.layers
         for score in options.scores
-        for attacker in seen.attackers(score)
+        for attacker in attackers(undefended is not None, learns=score == "cohort")
         for way, matrix in seen.scores(layer, score, attacker, options.alpha)
     )
     files = {"both": "a1", "both, unit": "a1-unit", "both, cohort": "a1-cohort"}
@@ -141,53 +133,33 @@ class _Seen:
     cohort: Mapping[str, Model]
     seed: int
 
-    def attackers(self, score: str) -> Sequence[str]:
-        """Return the attackers for whom a score differs."""
-        if self.undefended is None:
-            return (ANY,)
-        return ATTACKERS if score == "cohort" else (IGNORANT, LAZY)
+    @cached_property
+    def versions(self) -> Versions:
+        """Return the versions of all models."""
+        return Versions(self.prints.models, self.undefended is not None, self.prints.groups)
 
     def scores(
-        self, layer: str, score: str, attacker: str, alpha: tuple[float, float]
+        self, layer: str, score: str, attacker: Attacker, alpha: tuple[float, float]
     ) -> Iterator[tuple[str, np.ndarray]]:
         """Yield names and scores of all pairs of models; scores are large where two are alike."""
-        tested, plain = self.prints.layers[layer], None
-        if self.undefended is not None:
-            plain = self.undefended.layers[layer]
-        for way, matrix in self._of(score, tested, plain, attacker, alpha):
-            if plain is not None:
-                shared = share_updates(attacker, self.prints.models, self.prints.groups)
-                matrix = np.where(shared, np.nan, matrix)
-            yield way, matrix
-
-    def _of(
-        self,
-        score: str,
-        tested: np.ndarray,
-        plain: np.ndarray | None,
-        attacker: str,
-        alpha: tuple[float, float],
-    ) -> Iterator[tuple[str, np.ndarray]]:
+        sent, versions = self.prints.layers[layer], self.versions
+        plain = [self.undefended.layers[layer]] if self.undefended else []
+        rows = np.concatenate([*plain, sent])
         if score == "cohort":
             means, deviations = (
-                self._cohort(tested[:, row], None if plain is None else plain[:, row], attacker)
+                normed_cosines(
+                    rows[:, row], versions, self.models, self.cohort, self.seed, attacker
+                )
                 for row in (0, 1)
             )
             yield from (("both", means + deviations), ("means", means), ("deviations", deviations))
             return
         ways = {"both": alpha, "means": (1.0, 0.0), "deviations": (0.0, 1.0)}
-        enrolled = plain if plain is not None and not enrols_defended(attacker) else tested
-        rows, columns = (unit(one) if score == "unit" else one for one in (enrolled, tested))
+        sides = (rows[versions.number(known)] for known in (attacker.enrols, True))
+        enrolled, tested = (unit(one) if score == "unit" else one for one in sides)
         for way, weights in ways.items():
             # The distance is negated: scores are large where two models are alike.
-            yield way, -rho(rows, columns, weights)
-
-    def _cohort(self, tested: np.ndarray, plain: np.ndarray | None, attacker: str) -> np.ndarray:
-        """Return cosines centred on, and normalised by, models of other people."""
-        given = self.prints.models, self.models, self.cohort, self.seed
-        if plain is None:
-            return normed_cosines(tested, *given)
-        return normed_cosines(tested, *given, undefended=plain, attacker=attacker)
+            yield way, versions.seen(-rho(enrolled, tested, weights), attacker)
 
 
 def unit(footprints: np.ndarray) -> np.ndarray:
@@ -201,37 +173,35 @@ def unit(footprints: np.ndarray) -> np.ndarray:
 
 def normed_cosines(
     vectors: np.ndarray,
-    names: Sequence[str],
+    versions: Versions,
     models: Mapping[str, Model],
     cohort: Mapping[str, Model],
     seed: int,
-    *,
-    undefended: np.ndarray | None = None,
-    attacker: str = ANY,
+    attacker: Attacker,
 ) -> np.ndarray:
     """Return cosines of all pairs of models, centred on a cohort and s-normed by it.
 
     Args:
-        vectors: (models, D).
-        names: names of the models; models without a known speaker have no scores.
+        vectors: (versions, D).
+        versions: of the models; models without a known speaker have no scores.
         models, cohort: as in `attack`.
-        undefended: the same vectors without a defence.
-        attacker: decides which of the two are enrolled (the rows of the result) and learnt from.
+        attacker: decides which versions are enrolled (the rows of the result) and learnt from.
 
     Returns:
         (models, models), NaN where there is no score.
     """
     known = {**models, **cohort}
+    names = versions.names
     place = np.array([index for index, name in enumerate(names) if name in known])
     own = [names[index] for index in place]
     people = [known[name].person or known[name].speaker for name in own]
     some = blocks(people, [name in cohort for name in own], seed)
-    rows = np.asarray(vectors, np.float64)[place]
-    if undefended is not None:
-        rows = np.concatenate([np.asarray(undefended, np.float64)[place], rows])
-        some = in_versions(some, len(place), attacker)
+    kept = Versions(own, versions.defended, versions.groups)
+    each = np.asarray(vectors, np.float64).reshape(-1, len(names), vectors.shape[1])
+    rows = each[:, place].reshape(-1, vectors.shape[1])
     rows = rows - rows.mean(0)
-    scores = score_pairs(rows @ rows.T, some, normed)
+    rule = partial(normed, shared=kept.shared)
+    scores = score_pairs(rows @ rows.T, kept.blocks(some, attacker), rule)
     found = np.full((len(names), len(names)), np.nan)
-    found[np.ix_(place, place)] = scores if undefended is None else seen_by(attacker, scores)
+    found[np.ix_(place, place)] = kept.seen(scores, attacker)
     return found

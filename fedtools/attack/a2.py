@@ -16,17 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.backend import PLDA, Calibrated, Learnt
+from fedtools.attack.backend import PLDA, Calibrated, Learnt, deal
 from fedtools.attack.defences import Defence, defended, groups_of
 from fedtools.attack.footprints import Probe, State
-from fedtools.attack.knowledge import (
-    ANY,
-    ATTACKERS,
-    NO_DEFENCE,
-    enrols_defended,
-    learns_defended,
-    share_updates,
-)
+from fedtools.attack.knowledge import ANY, NO_DEFENCE, Versions, attackers
 from fedtools.attack.verify import decide, known_speakers, read_models
 from fedtools.attack.victims import Victims, make_probe, sound_victims
 from fedtools.attack.xvectors import Training, View, XVectors, embeddings, train_xvectors
@@ -98,11 +91,14 @@ class Side:
         }
         return Side(self.federation, Victims(kept, own.refused, own.speakers), self.probes)
 
-    def views(self, defence: str, seed: int) -> Iterator[View]:
+    def views(
+        self, defence: str, seed: int, within: Mapping[str, object] | None = None
+    ) -> Iterator[View]:
         """Yield the models of each round that have a speaker, behind a defence.
 
         Args:
             seed: random seed of the defence's noise and groups, which are of these models alone.
+            within: see `fedtools.attack.defences.Defended`.
         """
         own = self.victims
         for number, probe in self.probes.items():
@@ -114,7 +110,7 @@ class Side:
             }
             states: Callable[[Sequence[str]], Iterator[tuple[str, State]]] = own.states
             if defence:
-                states = defended(self.federation, own, number, defence, seed).states
+                states = defended(self.federation, own, number, defence, seed, within).states
             yield View(probe, states, speakers)
 
 
@@ -185,10 +181,11 @@ def attack(
         path.unlink()
     write_yaml(out / f"{name}.yaml", _chosen(training, setup))
     groups = groups_of(attacked, theirs, setup.rounds, setup.defence, training.seed)
+    versions = Versions(names, bool(_defence(setup)), groups)
     for one in found:
         _write_embeddings(out / (name if one.name == ANY else f"{name}.{one.name}"), one)
     return decide(
-        *(out, name, models, names, _scored(found, names, training, groups), {PLDA: "a2"}),
+        *(out, name, models, names, _scored(found, versions, training), {PLDA: "a2"}),
         defence=setup.defence or NO_DEFENCE,
         others=training.options.others,
         resamples=setup.resamples,
@@ -294,22 +291,25 @@ def _attackers(
         attacked: models under attack.
         people: the person of each speaker in `trained` and `left`.
     """
-    defence = "" if setup.defence in ("", NO_DEFENCE) else setup.defence
-    everybody = ATTACKERS if defence else (ANY,)
+    defence = _defence(setup)
+    everybody = attackers(bool(defence))
     # The attacker does not know the random numbers of the clients under attack.
     guessed = seed64(training.seed, "defence of those known")
+    # Its own means are of people of one part, so that no back end that calibrates scores has learnt
+    # from an update that they contain.
+    own = left.victims.speakers
+    least = Defence.parse(defence).mean
+    parts = deal([people[own[name]] for name in left.victims.messages], training.seed, least)
+    within = {name: parts[people[own[name]]] for name in left.victims.messages}
     for learns in (False, True):
-        names = [one for one in everybody if learns_defended(one) == learns]
-        if not names:
+        some = [one for one in everybody if one.learns == learns]
+        if not some:
             continue
         of_known = (defence if learns else "", guessed)
         network = train_xvectors(list(trained.views(*of_known)), training)
-        embedded = dict(_embedded(left.views(*of_known), network, training))
-        speakers = [left.victims.speakers[name] for name in embedded]
-        # Some models may have been refused.
-        _need(speakers, people, "is not", left.federation.where)
-        owners = np.array([people[one] for one in speakers])
-        learnt = Learnt(np.stack(list(embedded.values())), np.array(speakers), owners)
+        embedded = dict(_embedded(left.views(*of_known, within), network, training))
+        about = left.federation, left.victims, setup.rounds, *of_known, within
+        learnt = _learnt(left, embedded, people, within, groups_of(*about))
         scorer = Calibrated.learn(learnt, training.options.dimension, training.seed)
         means = {name: rows.mean(0, dtype=np.float64) for name, rows in embedded.items()}
         del embedded, learnt
@@ -319,9 +319,38 @@ def _attackers(
             return {name: rows.mean(0, dtype=np.float64) for name, rows in some}
 
         tested = averaged(defence)
-        for name in names:
-            enrolled = tested if enrols_defended(name) else averaged("")
-            yield Attacker(name, means, enrolled, tested, scorer)
+        for one in some:
+            enrolled = tested if one.enrols else averaged("")
+            yield Attacker(one.name, means, enrolled, tested, scorer)
+
+
+def _learnt(
+    left: Side,
+    embedded: Mapping[str, np.ndarray],
+    people: Mapping[str, str],
+    parts: Mapping[str, int],
+    groups: Mapping[str, Sequence[str]],
+) -> Learnt:
+    """Return embeddings of models that everything but the network is learnt from.
+
+    Raises:
+        UserError: if too few are left, since some models may have been refused.
+    """
+    names = list(embedded)
+    speakers = [left.victims.speakers[name] for name in names]
+    _need(speakers, people, "is not", left.federation.where)
+    return Learnt(
+        np.stack(list(embedded.values())),
+        np.array(speakers),
+        np.array([people[one] for one in speakers]),
+        np.array([parts[name] for name in names]),
+        Versions(names, False, groups).shared,
+    )
+
+
+def _defence(setup: A2Setup) -> str:
+    """Return the defence; "" for none."""
+    return "" if setup.defence == NO_DEFENCE else setup.defence
 
 
 def _embedded(
@@ -332,21 +361,15 @@ def _embedded(
 
 
 def _scored(
-    found: Sequence[Attacker],
-    names: Sequence[str],
-    training: Training,
-    groups: Mapping[str, Sequence[str]],
+    found: Sequence[Attacker], versions: Versions, training: Training
 ) -> Iterator[tuple[str, str, str, np.ndarray]]:
-    """Yield attacker, layer, kind of score, and scores of all pairs, as `decide` takes them.
-
-    Args:
-        groups: for each model that is a mean, the names of the models in the mean.
-    """
-    for one in found:
-        shared = share_updates(one.name, names, groups) if groups else False
-        sides = (np.stack([side[name] for name in names]) for side in (one.enrolled, one.tested))
+    """Yield attacker, layer, kind of score, and scores of all pairs, as `decide` takes them."""
+    for one, known in zip(found, attackers(versions.defended), strict=True):
+        sides = (
+            np.stack([side[name] for name in versions.names]) for side in (one.enrolled, one.tested)
+        )
         for way, matrix in one.scorer.scores(*sides).items():
-            yield one.name, f"h{training.layer}", way, np.where(shared, np.nan, matrix)
+            yield one.name, f"h{training.layer}", way, versions.seen(matrix, known)
 
 
 def _write_embeddings(path: Path, one: Attacker) -> None:

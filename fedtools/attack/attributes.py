@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedtools.attack.footprint_files import Prints
-from fedtools.attack.knowledge import ANY, IGNORANT, SEMI
+from fedtools.attack.knowledge import attackers
 from fedtools.attack.options import PERMUTATIONS
 from fedtools.files.sections import Bootstrap
 from fedtools.files.seeds import generator, seed64
@@ -105,8 +105,8 @@ def attack(
         labelled = _labelled(attribute, prints.models, people, classes, out)
         if labelled is None:
             continue
-        sources = {ANY: prints} if undefended is None else {IGNORANT: undefended, SEMI: prints}
-        for attacker, learnt in sources.items():
+        for attacker in attackers(undefended is not None, enrols=False):
+            learnt = prints if attacker.learns or undefended is None else undefended
             for layer in prints.layers:
                 features, own = (
                     one.layers[layer][labelled.kept].reshape(len(labelled.kept), -1)
@@ -115,7 +115,11 @@ def attack(
                 figures = _figures(
                     (own, features), labelled, attribute, permutations, resamples, seed
                 )
-                about = {"attribute": attribute, "defence": prints.defence, "attacker": attacker}
+                about = {
+                    "attribute": attribute,
+                    "defence": prints.defence,
+                    "attacker": attacker.name,
+                }
                 rows.append({**about, "layer": layer, **figures})
     write_tsv(out / "attributes.tsv", COLUMNS, rows)
     return rows

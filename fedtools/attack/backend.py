@@ -15,6 +15,7 @@ speaker, although all means share it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,11 +45,17 @@ class Learnt(NamedTuple):
         speakers: the speaker of each model.
         people: the person of each model; two speakers of one person make neither a target nor a
             non-target pair.
+        parts: the part of each model in the cross-validation of calibration, see `deal`; by default
+            by the seed.
+        shared: (models, models), which pairs share an update: calibration does not learn from them.
+            Neither LDA nor PLDA compares pairs.
     """
 
     vectors: np.ndarray
     speakers: np.ndarray
     people: np.ndarray
+    parts: np.ndarray | None = None
+    shared: np.ndarray | None = None
 
     def of(self, some: np.ndarray) -> Learnt:
         """Return some of the models, by their indices."""
@@ -145,16 +152,21 @@ class Calibrated:
             UserError: as in `BackEnd.learn`.
         """
         means = learnt.vectors.mean(1, dtype=np.float64)
-        parts = _dealt(learnt.people, seed)
+        parts = learnt.parts
+        if parts is None:
+            part = deal(learnt.people, seed)
+            parts = np.array([part[name] for name in learnt.people])
         scores: dict[str, list[np.ndarray]] = {way: [] for way in CALIBRATED}
         targets = []
-        for part in range(parts.max() + 1):
-            own = parts == part
+        for one_part in np.unique(parts):
+            own = parts == one_part
             found = BackEnd.learn(learnt.of(~own), dimension).scores(means[own], means[own])
             one, other = np.triu_indices(int(own.sum()), 1)
             speakers, people = learnt.speakers[own], learnt.people[own]
             same = speakers[one] == speakers[other]
             kept = same | (people[one] != people[other])
+            if learnt.shared is not None:
+                kept &= ~learnt.shared[np.ix_(own, own)][one, other]
             targets.append(same[kept])
             for way in CALIBRATED:
                 scores[way].append(found[way][one[kept], other[kept]])
@@ -173,12 +185,15 @@ class Calibrated:
         return found
 
 
-def _dealt(people: np.ndarray, seed: int) -> np.ndarray:
-    """Return the part of each model, by its person; each part has at least two people."""
+def deal(people: Iterable[str], seed: int, least: int = 2) -> dict[str, int]:
+    """Return person -> part; each part has at least `least` people, and there are at least two.
+
+    Args:
+        people: names, which may be repeated.
+    """
     names = sorted(set(people), key=lambda name: (seed64(seed, "calibration", name), name))
-    count = min(_PARTS, len(names) // 2)
-    part = {name: number % count for number, name in enumerate(names)}
-    return np.array([part[name] for name in people])
+    count = max(2, min(_PARTS, len(names) // max(2, least)))
+    return {name: number % count for number, name in enumerate(names)}
 
 
 def _rising(scores: np.ndarray, targets: np.ndarray) -> Ratios:

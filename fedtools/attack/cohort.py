@@ -82,10 +82,19 @@ def cosines(products: np.ndarray, block: Block) -> np.ndarray:
         return np.where(scale > 0, inner / scale, 0.0).clip(-1, 1)
 
 
-def normed(products: np.ndarray, block: Block) -> np.ndarray:
-    """Return cosines, each normalised by those of both models with the cohort, see `s_norm`."""
+def normed(products: np.ndarray, block: Block, shared: np.ndarray | None = None) -> np.ndarray:
+    """Return cosines, each normalised by those of both models with the cohort, see `s_norm`.
+
+    Args:
+        shared: (models, models), which pairs share an update: they normalise nothing.
+    """
     rows, columns, cohort = block
-    sides = (cosines(products, Block(side, cohort, cohort)) for side in (rows, columns))
+    sides = [cosines(products, Block(side, cohort, cohort)) for side in (rows, columns)]
+    if shared is not None:
+        sides = [
+            np.where(shared[np.ix_(side, cohort)], np.nan, found)
+            for side, found in zip((rows, columns), sides, strict=True)
+        ]
     return s_norm(cosines(products, block), *sides)
 
 
@@ -97,12 +106,13 @@ def s_norm(scores: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndar
 
     Args:
         scores: (rows, columns).
-        rows, columns: scores of each side's models with the cohort's, (models, cohort).
+        rows, columns: scores of each side's models with the cohort's, (models, cohort); NaN does
+            not count.
     """
     sides = []
     for others in (rows, columns):
-        spread = others.std(1)
-        sides.append((others.mean(1), np.where(spread > 0, spread, 1.0)))
+        spread = np.nanstd(others, 1)
+        sides.append((np.nanmean(others, 1), np.where(spread > 0, spread, 1.0)))
     (one, narrow), (other, wide) = sides
     return ((scores - one[:, None]) / narrow[:, None] + (scores - other) / wide) / 2
 
@@ -122,6 +132,7 @@ def combine(
     *,
     others: int,
     seed: int,
+    shared: np.ndarray | None = None,
 ) -> tuple[np.ndarray, list[Ratios]]:
     """Return log-likelihood ratios of all pairs, by logistic regression on all layers' cosines.
 
@@ -134,19 +145,20 @@ def combine(
         some: the blocks.
         others: pairs of two people that a regression is trained on, drawn at random; 0: all.
         seed: random seed of the draw, and of the parts that a cohort is split into.
+        shared: (models, models), which pairs share an update: none of these is trained on.
 
     Returns:
         (models, models), NaN where no block has a pair; and each block's regression.
 
     Raises:
-        UserError: if a cohort has fewer than three people, or no pair of one person.
+        UserError: if a cohort has fewer than three people, or no pair of one person, or of two.
     """
     found, fitted = np.full(layers[0].shape, np.nan), []
     known: dict[bytes, Ratios] = {}
     for block in some:
         key = block.cohort.tobytes()
         if key not in known:
-            known[key] = _trained(layers, people, block.cohort, others, seed)
+            known[key] = _trained(layers, people, block.cohort, others, seed, shared)
         ratios = known[key]
         values = sum(
             weight * cosines(layer, block)
@@ -158,10 +170,16 @@ def combine(
 
 
 def _trained(
-    layers: Sequence[np.ndarray], people: Sequence[str], cohort: np.ndarray, others: int, seed: int
+    layers: Sequence[np.ndarray],
+    people: Sequence[str],
+    cohort: np.ndarray,
+    others: int,
+    seed: int,
+    shared: np.ndarray | None,
 ) -> Ratios:
     """Train the regression of one cohort."""
-    pairs, targets = _training_pairs(people, cohort, others, seed)
+    apart = np.full(2 * (len(cohort),), True) if shared is None else ~shared[np.ix_(cohort, cohort)]
+    pairs, targets = _training_pairs(people, cohort, apart, others, seed)
     own = [people[index] for index in cohort]
     inner = [
         Block(*(cohort[numbers] for numbers in one))
@@ -172,14 +190,20 @@ def _trained(
 
 
 def _training_pairs(
-    people: Sequence[str], cohort: np.ndarray, others: int, seed: int
+    people: Sequence[str], cohort: np.ndarray, apart: np.ndarray, others: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return pairs of the cohort's models, (pairs, 2), and whether each is of one person."""
+    """Return pairs of the cohort's models, (pairs, 2), and whether each is of one person.
+
+    Args:
+        apart: (cohort, cohort), which pairs may be trained on.
+    """
     owners = np.array(people)[cohort]
-    one, other = np.triu_indices(len(cohort), 1)
+    one, other = np.nonzero(np.triu(apart, 1))
     same = owners[one] == owners[other]
     if not same.any():
         raise UserError("nobody in the cohort has two models", remedy="give a second --round")
+    if same.all():
+        raise UserError("all pairs of two people in the cohort share an update")
     rest = np.flatnonzero(~same)
     if others and others < len(rest):
         drawn = generator(seed, "cohort's pairs").choice(len(rest), others, replace=False)

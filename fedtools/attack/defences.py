@@ -7,7 +7,8 @@
     bits=8         round each tensor's values to this many bits, evenly from the least to the
                    largest
     keep=A,B       do not send the tensors that a pattern matches, as FedNorm and FedExtract do
-    mean=4         secure aggregation of this many clients: only their mean is visible
+    mean=4         secure aggregation, which partitions a round's clients into groups of at least
+                   this many, of different speakers if possible: only a group's mean is visible
 
 A defence is one of these, or several joined by "+", in the order above.
 
@@ -84,16 +85,23 @@ class Defended:
         defence: defence that clients apply before sending.
         start: the global model's tensors that clients began with.
         seed: random seed of noise and groups.
+        within: model -> what all models of a group have in common; by default nothing.
     """
 
     def __init__(
-        self, victims: Victims, defence: Defence, start: Mapping[str, np.ndarray], seed: int
+        self,
+        victims: Victims,
+        defence: Defence,
+        start: Mapping[str, np.ndarray],
+        seed: int,
+        within: Mapping[str, object] | None = None,
     ):
         self._victims, self._defence, self._seed = victims, defence, seed
+        self._within = within or {}
         self._start = {name: np.asarray(value) for name, value in start.items()}
 
     def states(self, wanted: Sequence[str]) -> Iterator[tuple[str, State]]:
-        """Yield states like `Victims.states`; with mean=k each is the mean with k - 1 others'."""
+        """Yield states like `Victims.states`; with mean=k each is the mean of its group."""
         for name in wanted:
             if name in self._victims.refused:
                 continue
@@ -114,22 +122,25 @@ class Defended:
         return None
 
     def group(self, name: str) -> list[str]:
-        """Return the model itself and the models of other speakers aggregated with it."""
+        """Return the model itself and the models aggregated with it."""
         if self._defence.mean == 1:
             return [name]
+        return [name, *(one for one in self._groups[name] if one != name)]
+
+    @cached_property
+    def _groups(self) -> dict[str, list[str]]:
+        """Return each model's group, in C order."""
+        pools: dict[object, list[str]] = {}
+        for name in sorted(self._victims.messages):
+            pools.setdefault(self._within.get(name), []).append(name)
+        random = generator(self._seed, "groups")
         speakers = self._victims.speakers
-        own = speakers.get(name)
-        others = [
-            one
-            for one in sorted(self._victims.messages)
-            if one != name and (own is None or speakers.get(one) != own)
-        ]
-        count = self._defence.mean - 1
-        if count > len(others):
-            problem = f"mean={count + 1}, but there are {len(others)} models of other speakers"
-            raise UserError(problem, remedy="use a smaller mean")
-        drawn = generator(self._seed, "group", name).choice(len(others), count, replace=False)
-        return [name, *(others[index] for index in np.sort(drawn))]
+        return {
+            name: group
+            for pool in pools.values()
+            for group in partition(pool, speakers, self._defence.mean, random)
+            for name in group
+        }
 
     def protect(self, name: str, state: Mapping[str, np.ndarray]) -> State:
         """Return what one client sends in place of a state; its name seeds the noise."""
@@ -174,10 +185,49 @@ class Defended:
         return {part: float(np.median([each[part] for each in known])) for part in known[0]}
 
 
+def partition(
+    names: Sequence[str], speakers: Mapping[str, str], least: int, random: np.random.Generator
+) -> list[list[str]]:
+    """Divide models into as many groups of at least `least` as there can be.
+
+    A speaker's models are in different groups, unless the speaker has more models than there are
+    groups. Apart from that, groups are drawn at random, and their sizes differ by at most one.
+
+    Args:
+        names: the models.
+        speakers: model -> speaker; a model without an entry has a speaker of its own.
+
+    Raises:
+        UserError: if there are fewer models than `least`.
+    """
+    if least > len(names):
+        problem = f"mean={least}, but there are {len(names)} models"
+        raise UserError(problem, remedy="use a smaller mean")
+    own: dict[tuple[str, bool], list[str]] = {}
+    for name in names:
+        own.setdefault((speakers.get(name, name), name in speakers), []).append(name)
+    found: list[list[str]] = [[] for _ in range(len(names) // least)]
+    some = list(own.values())
+    for place in random.permutation(len(some)):
+        # The smallest groups, in random order among those of one size.
+        order = sorted(random.permutation(len(found)), key=lambda one: len(found[one]))
+        for number, name in enumerate(some[place]):
+            found[order[number % len(found)]].append(name)
+    return [sorted(group) for group in found]
+
+
 def defended(
-    federation: Federation, victims: Victims, number: int, defence: str, seed: int
+    federation: Federation,
+    victims: Victims,
+    number: int,
+    defence: str,
+    seed: int,
+    within: Mapping[str, object] | None = None,
 ) -> Defended:
     """Return the victims of one round behind a defence.
+
+    Args:
+        within: see `Defended`.
 
     Raises:
         UserError: for a defence that cannot be read, a pattern that matches nothing, or patterns
@@ -194,16 +244,21 @@ def defended(
             raise UserError(problem, remedy=f"there are {min(start)} to {max(start)}")
     if all(any(fnmatchcase(name, pattern) for pattern in chosen.keep) for name in start):
         raise UserError(f"defence {defence!r}: nothing is sent", remedy="keep fewer tensors")
-    return Defended(of_round, chosen, start, seed)
+    return Defended(of_round, chosen, start, seed, within)
 
 
 def groups_of(
-    federation: Federation, victims: Victims, rounds: Sequence[int], defence: str, seed: int
+    federation: Federation,
+    victims: Victims,
+    rounds: Sequence[int],
+    defence: str,
+    seed: int,
+    within: Mapping[str, object] | None = None,
 ) -> dict[str, list[str]]:
     """Return model -> models whose mean is seen in its place, if the defence makes means."""
     found = {}
     for number in rounds if Defence.parse(defence).mean > 1 else ():
-        seen = defended(federation, victims, number, defence, seed)
+        seen = defended(federation, victims, number, defence, seed, within)
         folder = federation.experiment.round(number).path
         for name, message in victims.messages.items():
             if message.path.parent == folder:

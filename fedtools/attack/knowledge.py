@@ -18,82 +18,122 @@ The VoicePrivacy 2022 Challenge evaluation plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from fedtools.attack.cohort import Block
 
 IGNORANT, LAZY, SEMI = "ignorant", "lazy-informed", "semi-informed"
-ATTACKERS = (IGNORANT, LAZY, SEMI)
 # Values of the columns for the defence and the attacker where there is no defence.
 NO_DEFENCE = "none"
 ANY = "-"
 
 
-def enrols_defended(attacker: str) -> bool:
-    """Return whether the models that an attacker enrols are defended."""
-    return attacker != IGNORANT
+class Attacker(NamedTuple):
+    """Name of an attacker, and whether the models that it enrols and learns from are defended."""
+
+    name: str
+    enrols: bool
+    learns: bool
 
 
-def learns_defended(attacker: str) -> bool:
-    """Return whether the models that an attacker learns from are defended."""
-    return attacker not in (IGNORANT, LAZY)
+_EVERYBODY = (
+    Attacker(IGNORANT, False, False), Attacker(LAZY, True, False), Attacker(SEMI, True, True)
+)  # fmt: skip
+ATTACKERS = tuple(one.name for one in _EVERYBODY)
 
 
-def in_versions(some: Sequence[Block], count: int, attacker: str) -> list[Block]:
-    """Return pairs and cohorts as an attacker has them, with each model in two versions.
-
-    If enrolled models are undefended and tested ones defended, each pair of two models occurs in
-    both directions.
+def attackers(defended: bool, *, enrols: bool = True, learns: bool = True) -> Sequence[Attacker]:
+    """Return the attackers between whom an attack differs; without a defence, there is one.
 
     Args:
-        some: blocks of models 0 to count - 1.
-        count: number of models; model i is undefended at i, and defended at count + i.
-        attacker: one of `ATTACKERS`; its rows are enrolled, its columns what clients sent.
+        defended: whether clients applied a defence.
+        enrols, learns: whether the attack enrols models, and whether it learns from models.
     """
-    enrolled, learnt = (count * knows(attacker) for knows in (enrols_defended, learns_defended))
-    found = []
-    for rows, columns, cohort in some:
-        sides = [(rows, columns)]
-        if not enrolled and not np.array_equal(rows, columns):
-            sides.append((columns, rows))
-        found += [Block(one + enrolled, other + count, cohort + learnt) for one, other in sides]
-    return found
+    if not defended:
+        return (Attacker(ANY, True, True),)
+    # Without enrolment, what is learnt from alone counts; without learning, what is enrolled.
+    return [
+        one
+        for one in _EVERYBODY
+        if (enrols or one.enrols == one.learns) and (learns or not one.learns)
+    ]
 
 
-def seen_by(attacker: str, scores: np.ndarray) -> np.ndarray:
-    """Return scores of the models that an attacker enrols (rows) with those sent (columns).
+@dataclass(frozen=True)
+class Versions:
+    """Models with and without a defence, by number, as attackers compare and learn from them.
 
-    Args:
-        scores: scores of all pairs of models in two versions, numbered as in `in_versions`.
-    """
-    count = len(scores) // 2
-    begin = count * enrols_defended(attacker)
-    return scores[begin : begin + count, count:]
+    Of n models, the undefended one of model i is i, and the one that was sent n + i; without a
+    defence, i is both. A real attacker has enrolled, and has learnt from, models from elsewhere.
+    Here they are of the same round, where a mean may contain an update of the model that it is
+    compared with, which would make two speakers seem one. Such pairs are not trials, and nothing is
+    learnt from them. A mean may still contain updates of people whose other models are enrolled,
+    as it would in a real attack.
 
-
-def share_updates(
-    attacker: str, names: Sequence[str], groups: Mapping[str, Sequence[str]]
-) -> np.ndarray:
-    """Return which pairs of averaged models share an update: (enrolled, tested), bool.
-
-    A real attacker enrols models from elsewhere, which do not contain the update under test. Here
-    it enrols models of the same round, and an update averaged into the tested model, or into both
-    sides, would make two speakers seem one. Such pairs are not trials. A mean may still contain
-    updates of people whose other models are enrolled, as it would in a real attack.
-
-    Args:
-        names: names of the models.
+    Attributes:
+        names: names of the models, in order.
+        defended: whether there are two versions.
         groups: model -> the models whose mean was sent in its place, including itself; a model
             without an entry was sent alone.
     """
-    every = dict.fromkeys([*names, *(one for members in groups.values() for one in members)])
-    place = {name: index for index, name in enumerate(every)}
-    alone = np.eye(len(names), len(every))
-    sent = alone.copy()
-    for row, name in zip(sent, names, strict=True):
-        row[[place[one] for one in groups.get(name, [name])]] = 1
-    shared: np.ndarray = (sent if enrols_defended(attacker) else alone) @ sent.T > 0
-    # A model is never tried with itself.
-    np.fill_diagonal(shared, False)
-    return shared
+
+    names: Sequence[str]
+    defended: bool
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def number(self, defended: bool) -> np.ndarray:
+        """Return the numbers of all models in one version."""
+        count = len(self.names)
+        return np.arange(count) + count * (self.defended and defended)
+
+    @cached_property
+    def shared(self) -> np.ndarray:
+        """Return which versions of two models share an update, (versions, versions)."""
+        sent = [self.groups.get(name, [name]) for name in self.names]
+        every = [*([[name] for name in self.names] if self.defended else []), *sent]
+        names = dict.fromkeys(name for members in every for name in members)
+        place = {name: index for index, name in enumerate(names)}
+        within = np.zeros((len(every), len(place)))
+        for row, members in zip(within, every, strict=True):
+            row[[place[one] for one in members]] = 1
+        found: np.ndarray = within @ within.T > 0
+        # A model is never compared with itself.
+        own = np.tile(np.eye(len(self.names), dtype=bool), (1 + self.defended,) * 2)
+        return found & ~own
+
+    def blocks(self, some: Sequence[Block], attacker: Attacker) -> list[Block]:
+        """Return pairs and cohorts as an attacker has them.
+
+        If enrolled models are undefended and tested ones defended, each pair of two models occurs
+        in both directions.
+
+        Args:
+            some: blocks of models 0 to n - 1.
+            attacker: its rows are enrolled, its columns what clients sent.
+        """
+        enrolled, sent, learnt = map(self.number, (attacker.enrols, True, attacker.learns))
+        found = []
+        for rows, columns, cohort in some:
+            sides = [(rows, columns)]
+            if enrolled[0] != sent[0] and not np.array_equal(rows, columns):
+                sides.append((columns, rows))
+            found += [Block(enrolled[one], sent[other], learnt[cohort]) for one, other in sides]
+        return found
+
+    def seen(self, scores: np.ndarray, attacker: Attacker) -> np.ndarray:
+        """Return scores of models that an attacker enrols (rows) with those sent (columns).
+
+        Args:
+            scores: of all pairs of versions, or of all enrolled and sent models.
+
+        Returns:
+            (models, models), NaN for pairs that share an update.
+        """
+        pairs = np.ix_(self.number(attacker.enrols), self.number(True))
+        if len(scores) > len(self.names):
+            scores = scores[pairs]
+        return np.where(self.shared[pairs], np.nan, scores)

@@ -30,7 +30,7 @@ from fedtools.attack import shadows
 from fedtools.attack.defences import Defence, Defended, defended
 from fedtools.attack.evidence import Evidence
 from fedtools.attack.footprints import State
-from fedtools.attack.knowledge import ANY, IGNORANT, NO_DEFENCE, SEMI
+from fedtools.attack.knowledge import ANY, NO_DEFENCE, SEMI, attackers
 from fedtools.attack.options import Updates
 from fedtools.attack.scores import (
     NOBODY,
@@ -185,12 +185,13 @@ class World:
         """Return the scores of all trials, by the kind of non-members: `SAME` or `ANYBODY`."""
         start = self._evidence.begun([one.items for one in self.trials.values()])
         versions = self._versions()
-        plain = versions[NO_DEFENCE]
-        seen = {(NO_DEFENCE, ANY): self._seen(start, plain, plain)}
-        for defence in self._defences:
-            sent = versions[defence]
-            seen[defence, IGNORANT] = self._seen(start, sent, plain)
-            seen[defence, SEMI] = self._seen(start, sent, sent)
+        seen = {
+            (defence, attacker.name): self._seen(
+                start, sent, sent if attacker.learns else versions[NO_DEFENCE]
+            )
+            for defence, sent in versions.items()
+            for attacker in attackers(defence != NO_DEFENCE, enrols=False)
+        }
         found = {}
         for kind in (SAME, ANYBODY):
             chosen = {client: one for client, one in self.trials.items() if kind in one.pairs}

@@ -36,15 +36,7 @@ from fedtools.attack.changes import (
 )
 from fedtools.attack.cohort import Block, blocks, combine, cosines, score_pairs
 from fedtools.attack.defences import Defence
-from fedtools.attack.knowledge import (
-    ANY,
-    ATTACKERS,
-    NO_DEFENCE,
-    SEMI,
-    in_versions,
-    seen_by,
-    share_updates,
-)
+from fedtools.attack.knowledge import ANY, NO_DEFENCE, SEMI, Attacker, Versions, attackers
 from fedtools.attack.options import Weights
 from fedtools.attack.readings import CONSTANT, INPUT, read_inputs
 from fedtools.attack.updates import NotApplicable, Updates, behind_defence, find_updates, join
@@ -192,14 +184,15 @@ def _decide(
         products[name] = rows @ rows.T
     together = [values for part, values in products.items() if part != ALL]
     statuses = dict[str, None]()
+    versions = Versions(names, models.defended, layers.groups)
+    people = models.people * (len(models.versions) // len(names))
 
-    def of(attacker: str) -> Iterator[tuple[str, str, np.ndarray]]:
-        own = in_versions(some, len(names), attacker) if models.defended else some
+    def of(attacker: Attacker) -> Iterator[tuple[str, str, np.ndarray]]:
+        own = versions.blocks(some, attacker)
         for part, values in products.items():
             yield part, "cosine", score_pairs(values, own, cosines)
-        people = models.people * (len(models.versions) // len(names))
         try:
-            ratios, _ = combine(together, people, own, **chosen)
+            ratios, _ = combine(together, people, own, shared=versions.shared, **chosen)
         except UserError as error:
             statuses[f"{NOT_APPLICABLE}: {error}"] = None
             return
@@ -207,14 +200,9 @@ def _decide(
         yield TOGETHER, "regression", ratios
 
     def matrices() -> Iterator[tuple[str, str, str, np.ndarray]]:
-        if not models.defended:
-            yield from ((ANY, *one) for one in of(ANY))
-            return
-        for attacker in ATTACKERS:
-            shared = share_updates(attacker, names, layers.groups)
+        for attacker in attackers(models.defended):
             for part, way, scores in of(attacker):
-                seen = seen_by(attacker, scores)
-                yield attacker, part, way, np.where(shared, np.nan, seen)
+                yield attacker.name, part, way, versions.seen(scores, attacker)
 
     files = {"cosine": "weights", "regression": "weights"}
     rows = decide(
