@@ -80,6 +80,43 @@ def test_error_rates_are_those_of_the_true_ratio(seed):
         assert equal_error_rate(matrix[pairs], targets) < best + 6, way
 
 
+def test_means_are_compared_by_how_means_differ():
+    """Utterances differ most where speakers do, but a mean over them hardly does.
+
+    The best error rate is that of the true ratio of two means. Of utterances one would learn that
+    these directions say nothing, and be wrong in almost half of the trials.
+    """
+    own, model = np.r_[np.full(12, 1.0), np.full(12, 0.2)], np.r_[np.full(12, 0.2), np.full(12, 1)]
+    apart = np.r_[np.full(12, 3.0), np.full(12, 0.1)]
+
+    def some(people: int, seed: int) -> Learnt:
+        random = np.random.default_rng(seed)
+        means = np.repeat(random.normal(0, own, (people, SIZE)), MODELS, 0)
+        means += random.normal(0, model, means.shape)
+        # Their mean over utterances is hardly moved.
+        said = random.normal(0, apart, (len(means), UTTERANCES, SIZE))
+        said -= 0.8 * said.mean(1, keepdims=True)
+        speakers = np.repeat([f"{seed}-{number:03d}" for number in range(people)], MODELS)
+        return Learnt((means[:, None] + said + SAID).astype("f4"), speakers, speakers)
+
+    attacked, rates = some(100, 1), []
+    pairs, targets = pairs_of(attacked)
+    within = np.diag(model**2 + 0.04 * apart**2 / UTTERANCES)
+    total = np.diag(own**2) + within
+    same = multivariate_normal(np.zeros(2 * SIZE), np.block([
+        [total, np.diag(own**2)], [np.diag(own**2), total]
+    ]))  # fmt: skip
+    alone = multivariate_normal(np.zeros(SIZE), total)
+    means = (attacked.vectors - SAID).mean(1)
+    both = same.logpdf(np.concatenate([means[one] for one in pairs], 1))
+    ratios = both - alone.logpdf(means[pairs[0]]) - alone.logpdf(means[pairs[1]])
+    best = equal_error_rate(ratios, targets)
+    for seed in (2, 3):
+        found = all_scores(some(100, seed), attacked)
+        rates.append(equal_error_rate(found["PLDA"][pairs], targets))
+    assert np.mean(rates) < best + 4, (best, rates)
+
+
 @pytest.mark.parametrize("people", [20, 60])
 @pytest.mark.parametrize("told", [3.0, 1.0, 0.0])
 def test_calibrated_ratios_cost_hardly_more_than_they_must(people, told):
@@ -205,6 +242,35 @@ def test_two_talks_of_a_person_calibrate_nothing():
     # If they counted as others, target scores would be less informative.
     for way in CALIBRATED:
         assert apart[way].weights[0] > 1.1 * taken[way].weights[0]
+
+
+def test_models_that_share_an_update_calibrate_nothing():
+    """Pairs are listed one by one; those that share an update are alike, as if of one speaker."""
+    learnt = embedded(40, 0)
+    count = len(learnt.vectors)
+    parts = np.arange(count) // MODELS % 2
+    shared = np.zeros((count, count), bool)
+    vectors = learnt.vectors.copy()
+    # The first models of two people of one part.
+    for one in range(0, count - 4, 8):
+        vectors[one + 4] = vectors[one]
+        shared[one, one + 4] = shared[one + 4, one] = True
+    learnt = learnt._replace(vectors=vectors, parts=parts, shared=shared)
+    found = Calibrated.learn(learnt, 5, 0).ratios
+    means = vectors.mean(1, dtype=float)
+    scores, targets = [], []
+    for part in (0, 1):
+        own = np.flatnonzero(parts == part)
+        matrix = BackEnd.learn(learnt.of(parts != part), 5).scores(means[own], means[own])["PLDA"]
+        for at, one in enumerate(own):
+            for place, other in enumerate(own[:at]):
+                if not shared[one, other]:
+                    scores.append([matrix[place, at]])
+                    targets.append(learnt.speakers[one] == learnt.speakers[other])
+    expected = fit_ratios(np.array(scores), np.array(targets))
+    assert found["PLDA"].weights == pytest.approx(expected.weights, rel=1e-6)
+    taken = Calibrated.learn(learnt._replace(shared=None), 5, 0).ratios
+    assert found["PLDA"].weights[0] > 1.02 * taken["PLDA"].weights[0]
 
 
 def test_embeddings_that_do_not_differ_are_told(known):

@@ -1,16 +1,13 @@
 """Back end of attack A2, which scores embeddings: LDA and PLDA, cosines, a cohort, calibration.
 
-As in the x-vector recipes of Kaldi (egs/sre16/v2), LDA and PLDA are trained on embeddings of
-utterances, which are first centred, mapped by LDA and length-normalised. Trials compare means over
-the utterances of a model (ivector-mean), centred, mapped and length-normalised in the same way.
+LDA and PLDA are trained on what trials compare: means over the utterances of a model, mapped by LDA
+and length-normalised. The x-vector recipes of Kaldi (egs/sre16/v2) train them on embeddings of
+utterances, whose covariance within a speaker also has what one utterance differs by from the next,
+which a mean averages out. Of few models, means alone would tell too little about that covariance in
+all directions: the fewer they are, the more of the covariance of utterances is added.
 
-Two things differ. Kaldi passes PLDA the number of utterances of a mean (--num-utts), which are that
-many independent observations of a speaker. The utterances of a model are not independent: they
-share what is specific to the model, for example its recording, so that a mean counts as one vector
-here, as the mean over the pieces of one recording does in Kaldi. And all models see the same
-utterances, those of the Indicator: each utterance is centred separately, on the mean of its
-embeddings from the models learnt from. Otherwise its content would count as variation within a
-speaker, although all means share it.
+All models see the same utterances, those of the Indicator: what utterances differ by is centred on
+the mean over models, since it would otherwise be their content, which all means share.
 """
 
 from __future__ import annotations
@@ -32,6 +29,9 @@ WAYS = PLDA, PLDA_COHORT, COSINE, COSINE_COHORT = "PLDA", "PLDA, cohort", "cosin
 CALIBRATED = (PLDA, PLDA_COHORT)
 # Parts that people are split into for calibration; a back end of the others scores each part.
 _PARTS = 5
+# What is added of the covariance of a mean over independent utterances, if the covariance of means
+# within speakers has as many degrees of freedom as dimensions.
+_SHARE = 0.5
 # Slope for scores that carry no information, per standard deviation of the scores.
 _LEAST_SLOPE = 1e-6
 Scores = dict[str, np.ndarray]
@@ -68,7 +68,7 @@ class BackEnd:
 
     Attributes:
         mean: (D,), mean of their embeddings.
-        lda, plda: trained on embeddings of utterances, centred by utterance.
+        lda, plda: trained on means over utterances.
         cohort: (models, D), embeddings averaged over utterances.
     """
 
@@ -89,15 +89,17 @@ class BackEnd:
             UserError: if the embeddings do not differ, or too few of them do.
         """
         models, utterances, size = learnt.vectors.shape
-        middles = learnt.vectors.mean(0, dtype=np.float64)
-        centred = learnt.vectors - middles.astype(learnt.vectors.dtype)
-        rows = centred.reshape(models * utterances, size)
+        means = learnt.vectors.mean(1, dtype=np.float64)
+        middle = means.mean(0)
+        apart = learnt.vectors - means[:, None] - (learnt.vectors.mean(0, np.float64) - middle)
+        free = max(1, models - len(set(learnt.speakers)))
+        share = min(1.0, _SHARE * size / free / utterances)
+        rows = (means[:, None] - middle + np.sqrt(share) * apart).reshape(-1, size)
         labels = np.repeat(learnt.speakers, utterances)
         dimension = min(dimension, size, len(set(learnt.speakers)) - 1)
         lda = train_lda(rows, labels, dimension)
         plda, _ = train_plda(length_normalise(lda(rows)), labels)
-        cohort = learnt.vectors.mean(1, dtype=np.float64)
-        return cls(cohort.mean(0), lda, plda, cohort)
+        return cls(middle, lda, plda, means)
 
     def scores(self, enrolled: np.ndarray, tested: np.ndarray) -> Scores:
         """Return scores of all pairs, (enrolled, tested) each, by kind.
