@@ -29,9 +29,6 @@ WAYS = PLDA, PLDA_COHORT, COSINE, COSINE_COHORT = "PLDA", "PLDA, cohort", "cosin
 CALIBRATED = (PLDA, PLDA_COHORT)
 # Parts that people are split into for calibration; a back end of the others scores each part.
 _PARTS = 5
-# What is added of the covariance of a mean over independent utterances, if the covariance of means
-# within speakers has as many degrees of freedom as dimensions.
-_SHARE = 0.5
 # Slope for scores that carry no information, per standard deviation of the scores.
 _LEAST_SLOPE = 1e-6
 Scores = dict[str, np.ndarray]
@@ -93,7 +90,9 @@ class BackEnd:
         middle = means.mean(0)
         apart = learnt.vectors - means[:, None] - (learnt.vectors.mean(0, np.float64) - middle)
         free = max(1, models - len(set(learnt.speakers)))
-        share = min(1.0, _SHARE * size / free / utterances)
+        # What a mean over utterances has of their covariance, for as many degrees of freedom as
+        # dimensions.
+        share = min(1.0, size / free / utterances)
         rows = (means[:, None] - middle + np.sqrt(share) * apart).reshape(-1, size)
         labels = np.repeat(learnt.speakers, utterances)
         dimension = min(dimension, size, len(set(learnt.speakers)) - 1)
