@@ -90,8 +90,8 @@ class BackEnd:
         middle = means.mean(0)
         apart = learnt.vectors - means[:, None] - (learnt.vectors.mean(0, np.float64) - middle)
         free = max(1, models - len(set(learnt.speakers)))
-        # What a mean over utterances has of their covariance, for as many degrees of freedom as
-        # dimensions.
+        # If there are as many degrees of freedom as dimensions, what a mean over independent
+        # utterances has of their covariance.
         share = min(1.0, size / free / utterances)
         rows = (means[:, None] - middle + np.sqrt(share) * apart).reshape(-1, size)
         labels = np.repeat(learnt.speakers, utterances)
