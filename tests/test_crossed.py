@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
-from fedtools.score.crossed import difference, holm
+from fedtools.report.differences import cells
+from fedtools.score.crossed import Difference, difference, differences, effects, holm
 
 # Seeds, speakers, and standard deviations of seed, speaker and both effects, in points.
 WORLDS = {
@@ -93,6 +97,118 @@ def test_seeds_that_agree_widen_nothing_and_seeds_that_differ_do():
     shifted = np.repeat(one, 3, 0) + np.array([[-20], [0], [20]])
     wide = difference(shifted, np.repeat(other, 3, 0), tokens, np.zeros(40, int))
     assert wide.high - wide.low > 5 * (alone.high - alone.low)
+
+
+@pytest.mark.parametrize("gaps", [[-8, -2, 1], [-3, -1], [2, 5, 4, 9, 7]])
+def test_seeds_alone_give_students_interval_of_as_many_less_one(gaps):
+    """Speakers do not differ, so that seeds are all that varies: a test of their means."""
+    errors = np.full((len(gaps), 12), 30) + np.array(gaps)[:, None]
+    found = difference(errors, np.full_like(errors, 30), np.full(12, 100), np.zeros(12, int))
+    by_hand = ttest_1samp(gaps, 0)
+    bounds = by_hand.confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((bounds.low, bounds.high))
+    assert found.p == pytest.approx(by_hand.pvalue)
+
+
+# --- columns of differences
+
+
+def methods_alike(
+    random: np.random.Generator, count: int, seeds: int, of_seed: Sequence[float], of_both: float
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Draw the errors of methods that do not differ, (seeds, speakers) each; and tokens."""
+    tokens, rate = random.integers(80, 260, 60), random.uniform(20, 40, 60)
+    found = []
+    for number in range(count):
+        effect = random.normal(0, of_seed[number % len(of_seed)], (seeds, 1))
+        effect = rate + effect + random.normal(0, of_both, (seeds, 60))
+        found.append(random.binomial(tokens, effect.clip(1, 99) / 100).astype(float))
+    return found, tokens
+
+
+@pytest.mark.parametrize(
+    ("seeds", "references", "of_seed", "of_both"),
+    [(3, 1, (0.8,), 1.0), (3, 2, (0.8, 3.2), 6.0), (2, 1, (3.0,), 1.0), (1, 1, (1.5,), 1.0)],
+)
+def test_methods_that_do_not_differ_are_seldom_in_bold(seeds, references, of_seed, of_both):
+    """Of eleven methods any is in bold in at most one of twenty tables; and intervals hold 0.
+
+    Each by itself, with Holm's adjustment of its column, this is so in 7 to 36 % of the tables.
+    """
+    random, bold, held, times = np.random.default_rng(seeds), 0, [], 200
+    for _ in range(times):
+        found, tokens = methods_alike(random, 11 + references, seeds, of_seed, of_both)
+        columns = [
+            differences([
+                effects(one, found[number], tokens, np.zeros(60, int)) for one in found[references:]
+            ])
+            for number in range(references)
+        ]  # fmt: skip
+        bold += any("**" in cell for column in cells(columns) for cell in column)
+        held += [one.low <= 0 <= one.high for column in columns for one in column]
+    # Two of a hundred would be above this by chance if it were 5 %.
+    assert bold / times < 0.085
+    if seeds > 1:
+        assert np.mean(held) > 0.94
+    else:
+        assert bold == 0
+
+
+def test_a_method_that_is_better_is_in_bold():
+    """Five points, with seeds that vary by half a point: found among eleven."""
+    random, bold = np.random.default_rng(0), 0
+    for _ in range(40):
+        found, tokens = methods_alike(random, 12, 3, (0.5,), 2.0)
+        found[5] = found[5] - 0.05 * tokens
+        others = found[1:]
+        column = differences([effects(one, found[0], tokens, np.zeros(60, int)) for one in others])
+        bold += cells([column])[0][4].startswith("**")
+    assert bold > 36
+
+
+def test_no_row_has_less_variance_between_seeds_than_the_rows_have_on_average():
+    """By hand, without other effects: four rows of three seeds, with the first system in common."""
+    gaps = np.array([[0, 3, -3], [2, 2.1, 1.9], [-1, 1, 0], [5, 9, 10]])
+    errors = [30 + np.repeat(row[:, None], 12, 1) for row in gaps]
+    base, tokens, clients = np.full((3, 12), 30.0), np.full(12, 100), np.zeros(12, int)
+    column = differences([effects(one, base, tokens, clients) for one in errors])
+    variances = gaps.var(1, ddof=1)
+    # Two rows have half of their variance in common.
+    free = 2 * 4 / (1 + 3 / 4)
+    for row, variance, found in zip(gaps, variances, column, strict=True):
+        error = np.sqrt(max(variance, variances.mean()) / 3)
+        half = student.ppf(0.975, free) * error
+        bounds = [row.mean(), row.mean() - half, row.mean() + half]
+        assert found[:3] == pytest.approx(bounds)
+        assert found.p == pytest.approx(2 * student.sf(abs(row.mean()) / error, free))
+    # A row by itself, and the reference, are as they were.
+    assert differences([effects(errors[0], base, tokens, clients), None]) == [
+        difference(errors[0], base, tokens, clients), None
+    ]  # fmt: skip
+
+
+def test_one_seed_is_not_tested_in_a_column():
+    random = np.random.default_rng(2)
+    one, other = random.binomial(100, 0.3, (2, 1, 20))
+    given = one - 20, other, np.full(20, 100), np.zeros(20, int)
+    (found,) = differences([effects(*given)])
+    alone = difference(*given)
+    assert found[:3] == alone[:3] and np.isnan(found.p) and alone.p < 0.001
+    assert "**" not in cells([[found]])[0][0] and "**" in cells([[alone]])[0][0]
+
+
+def test_bold_is_adjusted_for_all_rows_and_columns():
+    def row(p: float) -> Difference:
+        return Difference(-2.0, -4.0, -0.1, p)
+
+    # Each below 0.05, but not times the number of tests.
+    assert cells([[row(0.02), row(0.03), row(0.04)]]) == [["-2.0 [-4.0, -0.1]"] * 3]
+    bold = "**-2.0 [-4.0, -0.1]**"
+    assert cells([[row(0.02)], [row(0.02)], [None]]) == [[bold], [bold], ["-"]]
+    assert cells([[row(0.02)], [row(0.026)], [row(0.9)]])[0] == ["-2.0 [-4.0, -0.1]"]
+    assert cells([[row(0.01)], [row(0.3)], [row(0.9)]])[0] == [bold]
+    # Worse is not better.
+    assert cells([[row(0.001)]], 1) == [["-2.0 [-4.0, -0.1]"]]
 
 
 def test_few_speakers_have_no_interval_and_no_difference_has_p_one():

@@ -1,6 +1,7 @@
 """Differences of methods on the same test speakers, as columns of tables.
 
-See `fedtools.score.crossed` for intervals and p. A family of tests is one table and one reference.
+See `fedtools.score.crossed` for intervals and p. A family of tests is one table: all of its columns
+and rows. Rows of one seed are not tested.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from fedtools.files.errors import UserError
 from fedtools.report.results import Method
-from fedtools.score.crossed import Difference, difference, holm
+from fedtools.score.crossed import Difference, Effects, differences, effects, holm
 
 _ALPHA = 0.05
 # Client and speaker of each column; errors, (seeds, speakers); tokens, (speakers,).
@@ -42,7 +43,9 @@ class Compared:
             UserError: if they are of other test data.
         """
         counts = {id(one): _of_speakers(one) for one in (*methods, *references) if references}
-        found = [[_difference(method, one, counts) for method in methods] for one in references]
+        found = [
+            differences([_effects(method, one, counts) for method in methods]) for one in references
+        ]
         return cls(references, found, len(methods[0].runs))
 
     def columns(self) -> tuple[list[str], list[list[str]]]:
@@ -52,7 +55,7 @@ class Compared:
         interval; in bold if the method is significantly better by a p that is adjusted for the
         table. "-" is the reference itself.
         """
-        return [f"to {one.name}" for one in self.references], [cells(one) for one in self.found]
+        return [f"to {one.name}" for one in self.references], cells(self.found)
 
     @property
     def note(self) -> str:
@@ -74,15 +77,15 @@ def usable(references: Sequence[Method], table: Sequence[Method]) -> list[Method
     return found
 
 
-def cells(found: Sequence[Difference | None], better: int = -1) -> list[str]:
-    """Format a column of differences to one reference; "-" is the reference itself.
+def cells(found: Sequence[Sequence[Difference | None]], better: int = -1) -> list[list[str]]:
+    """Format columns of differences, each to one reference; "-" is the reference itself.
 
     Args:
-        found: in percentage points; p is adjusted for all of them.
+        found: in percentage points; p is adjusted for all of them together.
         better: the sign of an improvement.
     """
-    adjusted = holm([np.nan if one is None else one.p for one in found])
-    return [_cell(one, p, better) for one, p in zip(found, adjusted, strict=True)]
+    adjusted = iter(holm([np.nan if one is None else one.p for column in found for one in column]))
+    return [[_cell(one, next(adjusted), better) for one in column] for column in found]
 
 
 def note_of(
@@ -102,7 +105,8 @@ def note_of(
     note = (
         f"To {' and '.join(names)}: difference of {of} in percentage points, with 95 % intervals "
         f"over {'seeds and ' * seeds}test speakers, not adjusted; in bold where a method is better "
-        f"with Holm's adjusted p below {_ALPHA:g}."
+        f"with Holm's adjusted p below {_ALPHA:g}, of all rows and columns"
+        f"{', which rows of one seed do not have' * (not seeds)}."
     )
     known = [one for column in found for one in column if one and not np.isnan(one.low)]
     if known:
@@ -121,9 +125,7 @@ def _cell(found: Difference | None, p: float, better: int) -> str:
     return f"**{text}**" if found.value * better > 0 and p < _ALPHA else text
 
 
-def _difference(
-    method: Method, reference: Method, counts: Mapping[int, Counts]
-) -> Difference | None:
+def _effects(method: Method, reference: Method, counts: Mapping[int, Counts]) -> Effects | None:
     """Return the difference of error rates; None for a method with itself."""
     if method.runs[0].scores == reference.runs[0].scores:
         return None
@@ -134,7 +136,7 @@ def _difference(
         raise UserError(problem, path=method.runs[0].scores)
     clients = sorted({client for client, _ in keys})
     numbers = np.array([clients.index(client) for client, _ in keys])
-    return difference(errors, others, tokens, numbers)
+    return effects(errors, others, tokens, numbers)
 
 
 def _of_speakers(method: Method) -> Counts:

@@ -81,7 +81,7 @@ class Summary:
         return ["Method", f"{self.measure} (%)", "to first row", "MB/client", "Computation"]
 
     def _cells(self, mark: Callable[[str], str]) -> list[list[str]]:
-        differences = cells([line.difference for line in self.lines], self.better)
+        (differences,) = cells([[line.difference for line in self.lines]], self.better)
         return [
             [
                 line.method,
@@ -142,7 +142,8 @@ def note(measure: str, of_rate: str, first: str, computation: str, over_seeds: b
     return (
         f"{measure}: {of_rate}. To first row: difference to {first} in percentage points, with "
         f"95 % intervals over {'seeds and ' * over_seeds}test speakers, not adjusted; in bold "
-        "where a method is better with Holm's adjusted p below 0.05. MB/client: what one client "
+        f"where a method is better with Holm's adjusted p below 0.05"
+        f"{', which rows of one seed do not have' * (not over_seeds)}. MB/client: what one client "
         "sends and receives in all rounds, mean over clients. Computation: "
         f"{computation}."
     )

@@ -9,6 +9,13 @@ distribution of estimates of variance components, Biometrics Bulletin 1946). An 
 ratio of two sums, and is linearised: a speaker's part is its errors minus the rate times its tokens
 (W. Cochran: Sampling techniques, 3rd edition, Wiley 1977, section 6.3).
 
+The variance between two or three seeds is hardly known. Where it is small by luck, a difference of
+nothing looks certain, and the best of many rows is the one with most luck. Rows of a table's column
+are compared with the same system by as many seeds, so that `differences` lets no row have less
+variance between seeds than the rows have on average, which is known better. A single difference has
+no such help: in simulations its interval covers the truth in 93 % of cases or more with three seeds,
+and in 87 % or more with two.
+
 A bootstrap that draws speakers and, within them, seeds is no substitute: with three seeds it draws
 too few of them to know how much these vary.
 """
@@ -38,9 +45,74 @@ class Difference(NamedTuple):
     p: float
 
 
+class Effects(NamedTuple):
+    """A difference of two rates, and its mean squares; NaN if there are too few speakers.
+
+    Attributes:
+        value: in percentage points.
+        seeds, speakers: their numbers.
+        between, within, both: mean squares of seeds, of speakers, and of both together.
+        free: degrees of freedom of speakers.
+    """
+
+    value: float
+    seeds: int = 1
+    speakers: int = 0
+    between: float = 0.0
+    within: float = np.nan
+    both: float = 0.0
+    free: int = 0
+
+
 def difference(
     errors: np.ndarray, others: np.ndarray, tokens: np.ndarray, clients: Sequence[int] | np.ndarray
 ) -> Difference:
+    """Return one system's error rate minus another's, by themselves: see `effects`."""
+    found = effects(errors, others, tokens, clients)
+    return _difference(found, found.between, found.seeds - 1)
+
+
+def differences(found: Sequence[Effects | None]) -> list[Difference | None]:
+    """Return the differences of several systems to the same one, a column of a table.
+
+    A difference of one seed has no p, since it is not known what another seed would change.
+    """
+    known = [one for one in found if one and one.seeds > 1 and not np.isnan(one.within)]
+    pooled = {}
+    for seeds in {one.seeds for one in known}:
+        own = [one.between / one.speakers for one in known if one.seeds == seeds]
+        # All have the other system's seeds in common, so that differences of two rows have half of
+        # their variance in common, and mean squares a quarter.
+        pooled[seeds] = np.mean(own), (seeds - 1) * len(own) / (1 + (len(own) - 1) / 4)
+    rows: list[Difference | None] = []
+    for one in found:
+        if one is None:
+            rows.append(None)
+        elif one.seeds == 1:
+            rows.append(_difference(one, one.between, 0)._replace(p=np.nan))
+        else:
+            mean, free = pooled.get(one.seeds, (np.nan, np.nan))
+            rows.append(_difference(one, max(one.between, mean * one.speakers), free))
+    return rows
+
+
+def _difference(found: Effects, between: float, free: float) -> Difference:
+    """Return a difference, given the mean square of seeds and its degrees of freedom."""
+    if np.isnan(found.within):
+        return Difference(found.value, np.nan, np.nan, np.nan)
+    variance, freedom = _variance(found, between, free)
+    value = found.value
+    if variance == 0:
+        return Difference(value, value, value, 1.0 if value == 0 else 0.0)
+    error = np.sqrt(variance)
+    half = student.ppf((1 + _LEVEL) / 2, freedom) * error
+    p = float(2 * student.sf(abs(value) / error, freedom))
+    return Difference(value, value - half, value + half, p)
+
+
+def effects(
+    errors: np.ndarray, others: np.ndarray, tokens: np.ndarray, clients: Sequence[int] | np.ndarray
+) -> Effects:
     """Return one system's error rate minus another's, as the mean over clients and seeds.
 
     Args:
@@ -53,18 +125,12 @@ def difference(
     """
     errors, others = (100 * np.atleast_2d(np.asarray(one, float)) for one in (errors, others))
     parts, value = _parts(errors - others, np.asarray(tokens, float), np.asarray(clients))
-    speakers, strata = parts.shape[1], _strata(np.asarray(clients))
+    strata = _strata(np.asarray(clients))
     sizes = np.bincount(strata)
-    free = speakers - len(sizes)
+    seeds, speakers = parts.shape
     if speakers < MIN_SPEAKERS or sizes.min() < 2:
-        return Difference(value, np.nan, np.nan, np.nan)
-    variance, freedom = _variance(parts, strata, sizes, free)
-    if variance == 0:
-        return Difference(value, value, value, 1.0 if value == 0 else 0.0)
-    error = np.sqrt(variance)
-    half = student.ppf((1 + _LEVEL) / 2, freedom) * error
-    p = float(2 * student.sf(abs(value) / error, freedom))
-    return Difference(value, value - half, value + half, p)
+        return Effects(value, seeds, speakers)
+    return Effects(value, seeds, speakers, *_squares(parts, strata, sizes), speakers - len(sizes))
 
 
 def _parts(values: np.ndarray, tokens: np.ndarray, clients: np.ndarray) -> tuple[np.ndarray, float]:
@@ -92,28 +158,42 @@ def _strata(clients: np.ndarray) -> np.ndarray:
     return np.unique(place, return_inverse=True)[1]
 
 
-def _variance(
-    parts: np.ndarray, strata: np.ndarray, sizes: np.ndarray, free: int
-) -> tuple[float, float]:
-    """Return the variance of the mean of parts that sum to 0, and its degrees of freedom."""
+def _squares(
+    parts: np.ndarray, strata: np.ndarray, sizes: np.ndarray
+) -> tuple[float, float, float]:
+    """Return mean squares of parts that sum to 0: of seeds, of speakers, and of both together."""
     seeds, speakers = parts.shape
     scale = (sizes / (sizes - 1))[strata]
     of_speakers = parts.mean(0)
     squares = seeds * float((scale * of_speakers**2).sum()) / speakers
     if seeds == 1:
-        return squares / speakers, free
+        return 0.0, squares, 0.0
     of_seeds = parts.mean(1)
     sums = np.stack([np.bincount(strata, row) for row in parts])
     rest = parts - of_speakers - (sums / sizes)[:, strata]
     between = speakers * float((of_seeds**2).sum()) / (seeds - 1)
     both = float((scale * rest**2).sum()) / speakers / (seeds - 1)
-    found = between + squares - both
-    freedom = _freedom([(between, seeds - 1), (squares, free), (-both, (seeds - 1) * free)])
+    return between, squares, both
+
+
+def _variance(found: Effects, between: float, free: float) -> tuple[float, float]:
+    """Return the variance of a difference, and its degrees of freedom.
+
+    Args:
+        between, free: the mean square of seeds, and its degrees of freedom.
+    """
+    seeds, speakers = found.seeds, found.speakers
+    if seeds == 1:
+        return found.within / speakers, found.free
+    squares = [
+        (between, free), (found.within, found.free), (-found.both, (seeds - 1) * found.free)
+    ]  # fmt: skip
+    total, freedom = sum(one for one, _ in squares), _freedom(squares)
     # A negative estimate of one effect's variance is taken as 0.
-    least, of_least = max((between, seeds - 1), (squares, free))
-    if found < least:
-        found, freedom = least, of_least
-    return found / seeds / speakers, freedom
+    least, of_least = max(squares[:2])
+    if total < least:
+        total, freedom = least, of_least
+    return total / seeds / speakers, freedom
 
 
 def _freedom(squares: Sequence[tuple[float, float]]) -> float:

@@ -6,7 +6,7 @@
 ARMS/<arm>/rows/seed<n>.tsv come from `fedtools rescore-rows`, ARMS/far/sweeps from the recipe's
 stage 9. Differences are paired: on the same utterances, over seeds of the neural model and persons
 (see fedtools/score/crossed.py). Intervals are not adjusted; bold figures are better by a p value
-that is adjusted for its column of an arm. Writes RESULTS-<section>-errors.gz next to the page, the
+that is adjusted for all columns of its arm. Writes RESULTS-<section>-errors.gz next to the page, the
 errors of each person, from which remake.py makes the section again. Prints the summary.
 """
 
@@ -35,7 +35,7 @@ from fedtools.report.page import Page, image, provenance
 from fedtools.report.section import Section, page_with
 from fedtools.report.summary import Summary, on_terminal
 from fedtools.score import bootstrap
-from fedtools.score.crossed import Difference, holm
+from fedtools.score.crossed import Difference, differences, holm
 from fedtools.score.utterances import Utterances
 
 # Rows of conf/fmp.yaml, section sweeps.rows -> their names in tables.
@@ -120,16 +120,21 @@ def arm_table(arm: Arm, ways: Sequence[str]) -> str:
     """Return an arm's table: WER and its difference to the NNLM's, with and without fillers."""
     names = [name for name in TITLES if (name, ALL) in arm]
     header, columns = ["Method"], [[TITLES[name] for name in names]]
-    for way in ways:
+    changes = [
+        differences([
+            arm[name, way].effects(arm[BASE, way]) if name != BASE else None for name in names
+        ])
+        for way in ways
+    ]  # fmt: skip
+    # All columns are one family of tests.
+    adjusted = iter(holm([one.p if one else np.nan for found in changes for one in found]))
+    for way, found in zip(ways, changes, strict=True):
         base = arm[BASE, way]
-        found = [arm[name, way].less(base) for name in names]
-        tested = [one.p if name != BASE else np.nan for name, one in zip(names, found, strict=True)]
-        better = [p < 0.05 and one.value < 0 for p, one in zip(holm(tested), found, strict=True)]
         header += ["WER %" if way == ALL else "without fillers, WER %", "to NNLM, relative %"]
         columns.append([with_deviation(arm[name, way].rates(), PERCENT) for name in names])
         columns.append([
-            "-" if name == BASE else relative(one, base, bold)
-            for name, one, bold in zip(names, found, better, strict=True)
+            "-" if one is None else relative(one, base, p < 0.05 and one.value < 0)
+            for one, p in zip(found, adjusted, strict=False)
         ])  # fmt: skip
     return format_markdown(header, [list(row) for row in zip(*columns, strict=True)])
 
@@ -234,7 +239,7 @@ def tables_of_arms(
         f"AMI), T = {rounds}, on {int(spoken.sum()):,} words of {len(spoken)} persons. Differences "
         "are paired by utterance, in % of that arm's NNLM, with 95 % intervals over seeds of the "
         "neural model and persons; bold rows are better with Holm-adjusted p below 0.05 among the "
-        "rows of an arm. Lambda and weights were fixed on dev for each arm and seed.",
+        "rows and columns of an arm. Lambda and weights were fixed on dev for each arm and seed.",
         "\n".join(verdicts(arms)),
         f"**{caption}: weights and lambda**, by seed.",
         chosen(folder, list(arms), seeds),

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtools.files.units import WORD
 from fedtools.report.summary import Line, Summary, note, rate_of
-from fedtools.score.crossed import Difference, difference
+from fedtools.score.crossed import Difference, Effects, difference, differences, effects
 from fedtools.score.utterances import Utterances
 
 
@@ -51,9 +51,16 @@ class Row:
 
         The interval is over seeds and persons, each with the utterances of all clients.
         """
+        return difference(*self._with(other))
+
+    def effects(self, other: Row) -> Effects:
+        """Return the same with its mean squares, for a column of differences."""
+        return effects(*self._with(other))
+
+    def _with(self, other: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         if (self.words != other.words).any():
             raise ValueError("rows of other words")
-        return difference(self.errors, other.errors, self.words, np.zeros(len(self.words), int))
+        return self.errors, other.errors, self.words, np.zeros(len(self.words), int)
 
 
 def relative(found: Difference, base: Row, bold: bool = False) -> str:
@@ -67,13 +74,16 @@ def relative(found: Difference, base: Row, bold: bool = False) -> str:
 
 def summary_of(rows: Sequence[Row]) -> Summary:
     """Return the rows in five columns."""
-    firsts: dict[str, Row] = {}
+    changes: dict[int, Difference | None] = {}
+    for place in {row.place for row in rows}:
+        first, *rest = (row for row in rows if row.place == place)
+        found = differences([row.effects(first) for row in rest])
+        changes |= {id(row): one for row, one in zip(rest, found, strict=True)}
     lines = []
     for row in rows:
-        first = firsts.setdefault(row.place, row)
-        change = None if row is first else row.less(first)
         took = "-" if row.seconds is None else f"{row.seconds:.2f} s"
-        lines.append(Line(row.name, rate_of(row.errors, row.words), change, row.bytes, took))
+        rate = rate_of(row.errors, row.words)
+        lines.append(Line(row.name, rate, changes.get(id(row)), row.bytes, took))
     return Summary("WER", lines)
 
 

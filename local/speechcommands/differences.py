@@ -9,13 +9,13 @@ from runs import Run
 
 from fedtools.files.errors import UserError
 from fedtools.files.tables import count, read_tsv
-from fedtools.score.crossed import Difference, difference
+from fedtools.score.crossed import Effects, effects
 from fedtools.score.last_evaluations import SPEAKER_COLUMNS, last_of
 
 REMEDY = "run fedtools clip-scores again"
 
 
-def accuracy_difference(runs: Sequence[Run], others: Sequence[Run]) -> Difference | None:
+def accuracy_effects(runs: Sequence[Run], others: Sequence[Run]) -> Effects | None:
     """Return the accuracy of some runs minus that of others, in percentage points.
 
     Runs are paired by seed. Returns None if they have no seed in common, or are the same runs.
@@ -37,7 +37,7 @@ def accuracy_difference(runs: Sequence[Run], others: Sequence[Run]) -> Differenc
         np.array([[found[name][1] for name in clips] for found in side]) for side in (ours, theirs)
     )
     # Accuracy is the negative of errors, hence the order; all clips count as one client's.
-    return difference(before, errors, np.array([*clips.values()]), np.zeros(len(clips), int))
+    return effects(before, errors, np.array([*clips.values()]), np.zeros(len(clips), int))
 
 
 def _of_speakers(run: Run) -> dict[str, tuple[int, float]]:

@@ -17,7 +17,7 @@ from tables import varied
 from fedtools.files.errors import UserError
 from fedtools.report.results import Interval, relative_text
 from fedtools.report.summary import Line, Summary, note, rate_of
-from fedtools.score.crossed import Difference, difference
+from fedtools.score.crossed import Effects, differences, effects
 from fedtools.score.last_evaluations import CLIP, LAST
 from fedtools.score.utterances import Utterances
 
@@ -101,15 +101,16 @@ def summary_of(rows: Sequence[Row]) -> Summary:
     for place in dict.fromkeys(row.place for row in rows):
         own = [row for row in rows if row.place == place]
         most = max(row.epochs for row in own)
+        changes = differences([None if row is own[0] else _effects(row, own[0]) for row in own])
         lines += [
             Line(
                 row.name,
                 _rate(row),
-                None if row is own[0] else _difference(row, own[0]),
+                change,
                 row.bytes,
                 relative_text(row.epochs, most),
             )
-            for row in own
+            for row, change in zip(own, changes, strict=True)
         ]
     return Summary("Accuracy", lines, 1)
 
@@ -141,19 +142,19 @@ def _rate(row: Row) -> Interval:
     return Interval(100 - rate.value, low, high)
 
 
-def _difference(row: Row, other: Row) -> Difference | None:
+def _effects(row: Row, other: Row) -> Effects | None:
     """Return the difference over the seeds that both have; None if they have none in common."""
     seeds = [seed for seed in row.accuracy if seed in other.accuracy]
     if not seeds:
         return None
     if not (row.counts and other.counts):
         gap = statistics.fmean(row.accuracy[seed] - other.accuracy[seed] for seed in seeds)
-        return Difference(gap, math.nan, math.nan, math.nan)
+        return Effects(gap, len(seeds))
     (ours, clips), (theirs, _) = _errors(row, seeds), _errors(other, seeds)
     if _clips(row) != _clips(other):
         raise UserError(f"test clips of {row.name} are not those of {other.name}", remedy=REMEDY)
     # Accuracy is the negative of errors, hence the order; all clips count as one client's.
-    return difference(theirs, ours, clips, np.zeros(len(clips), int))
+    return effects(theirs, ours, clips, np.zeros(len(clips), int))
 
 
 def _errors(row: Row, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

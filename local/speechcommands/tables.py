@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from differences import accuracy_difference
+from differences import accuracy_effects
 from options import SERVER_CLIPS, changes_of
 from runs import (
     COSTS,
@@ -31,7 +31,7 @@ from fedtools.models.training import OPTIMIZERS
 from fedtools.report.differences import cells, note_of
 from fedtools.report.page import embolden
 from fedtools.report.results import epochs_text, size_text
-from fedtools.score.crossed import Difference
+from fedtools.score.crossed import Difference, differences
 from fedtools.score.detection import RATES
 
 # Options that figure 3 varies -> their symbols in the paper.
@@ -175,7 +175,10 @@ class AccuracyTable:
             others = named(self.runs, name)
             columns = zip(zip(*self.rows.values(), strict=True), others, strict=True)
             found.append(
-                [[accuracy_difference(one, other) for one in own] for own, other in columns]
+                [
+                    differences([accuracy_effects(one, other) for one in own])
+                    for own, other in columns
+                ]
             )
         return found
 
@@ -185,9 +188,9 @@ class AccuracyTable:
         header = ["Method", *_headings(self.runs)]
         for column in range(1, len(header) if self.best and not self.references else 1):
             embolden(table, column, max)
-        # All differences to a reference in this table are one family of tests.
+        # All differences in this table are one family of tests.
         flat = [[one for column in found for one in column] for found in self.differences]
-        texts = [cells(found, 1) for found in flat]
+        texts = cells(flat, 1)
         for place in reversed(range(len(self.runs.columns))):
             at = place + 2
             header[at:at] = [f"to {name}" for name in self.references]
