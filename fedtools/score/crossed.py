@@ -13,8 +13,8 @@ The variance between two or three seeds is hardly known. Where it is small by lu
 nothing looks certain, and the best of many rows is the one with most luck. Rows of a table's column
 are compared with the same system by as many seeds, so that `differences` lets no row have less
 variance between seeds than the rows have on average, which is known better. A single difference has
-no such help: in simulations its interval covers the truth in 93 % of cases or more with three seeds,
-and in 87 % or more with two.
+no such help: in simulations, its interval covers the truth in at least 93 % with three seeds,
+and in at least 87 % with two.
 
 A bootstrap that draws speakers and, within them, seeds is no substitute: with three seeds it draws
 too few of them to know how much these vary.
