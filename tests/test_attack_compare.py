@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import inside
+from scipy.stats import ttest_1samp
 
 from fedtools.files.tables import read_tsv
 from fedtools.score.verification import equal_error_rate
@@ -78,6 +79,77 @@ def test_seeds_are_averaged(scores, tmp_path):
     assert float(both["EER%"]) == pytest.approx((good + worse) / 2, abs=0.011)
     assert (both["least"], both["most"]) == (f"{good:.2f}", f"{worse:.2f}")
     assert (base["seeds"], both["seeds"]) == ("1", "2")
+
+
+def of_seeds(shifts: list[float], folder: Path, name: str, scores: np.ndarray) -> list[str]:
+    """Write scores of several seeds, in which targets score higher by a shift."""
+    paths = [
+        decided(folder / f"{name}{number}", "a1.h1", scores + shift * SAME)
+        for number, shift in enumerate(shifts)
+    ]
+    return [f"{name}={path}" for path in paths]
+
+
+def test_intervals_are_over_seeds_and_speakers(scores, tmp_path):
+    """Seeds differ by more than speakers do: about Student's interval of three rates."""
+    shifts = [-0.9, -0.7, 2.0]
+    named = of_seeds(shifts, tmp_path, "a", scores["good"])
+    named += of_seeds([shift - 0.2 for shift in shifts], tmp_path, "b", scores["good"])
+    inside("attack", "compare", tmp_path / "out.tsv", *named).ok()
+    first, second = read_tsv(tmp_path / "out.tsv", None)
+    rates = [
+        [equal_error_rate(scores["good"] + (one - less) * SAME, SAME) for one in shifts]
+        for less in (0.0, 0.2)
+    ]
+    for row, own in zip((first, second), rates, strict=True):
+        told = ttest_1samp(own, 0).confidence_interval(0.95)
+        low, high = float(row["low"]), float(row["high"])
+        assert low == pytest.approx(max(0.0, told.low), abs=4)
+        assert high == pytest.approx(told.high, abs=4)
+        # That of speakers alone is far narrower.
+        assert high - low > 25
+    gaps = np.subtract(rates[1], rates[0])
+    assert float(second["difference"]) == pytest.approx(gaps.mean(), abs=0.011)
+    told = ttest_1samp(gaps, 0).confidence_interval(0.95)
+    # Paired by seed, they differ by much less than each varies.
+    width = float(second["dhigh"]) - float(second["dlow"])
+    assert width == pytest.approx(told.high - told.low, rel=0.5) and width < 15
+
+
+def test_seeds_of_which_the_first_hardly_varies_over_speakers(scores, tmp_path):
+    """The first seed is almost right for all speakers, the others are not."""
+    random = np.random.default_rng(5)
+    named = of_seeds([6.0], tmp_path, "a", scores["good"])
+    hard = (
+        scores["good"]
+        - 3
+        * SAME
+        * np.repeat(random.normal(size=30), 1)[[PEOPLE.index(one[:3]) for one, _ in PAIRS]]
+    )
+    named += [f"a={decided(tmp_path / f'c{n}', 'a1.h1', hard)}" for n in range(2)]
+    inside("attack", "compare", tmp_path / "one.tsv", named[0], "--resamples", "200").ok()
+    inside("attack", "compare", tmp_path / "all.tsv", *named, "--resamples", "200").ok()
+    (alone,), (every,) = (read_tsv(tmp_path / f"{name}.tsv", None) for name in ("one", "all"))
+    width = [float(row["high"]) - float(row["low"]) for row in (alone, every)]
+    assert width[1] > 10 * width[0]
+
+
+def test_different_numbers_of_seeds_have_a_difference_without_an_interval(scores, tmp_path):
+    named = of_seeds([0.0], tmp_path, "a", scores["good"])
+    named += of_seeds([0.0, -0.5], tmp_path, "b", scores["good"])
+    inside("attack", "compare", tmp_path / "out.tsv", *named).ok()
+    _, row = read_tsv(tmp_path / "out.tsv", None)
+    assert float(row["difference"]) > 0 and (row["dlow"], row["dhigh"]) == ("-", "-")
+
+
+def test_a_perfect_attack_has_the_exact_interval(scores, tmp_path):
+    """No error among 90 target trials; three seeds are no more trials."""
+    for count in (1, 3):
+        named = of_seeds([20.0] * count, tmp_path, "a", scores["good"])
+        inside("attack", "compare", tmp_path / "out.tsv", *named).ok()
+        (row,) = read_tsv(tmp_path / "out.tsv", None)
+        assert (row["EER%"], row["low"]) == ("0.00", "0.00")
+        assert float(row["high"]) == pytest.approx(100 * (1 - 0.025 ** (1 / 90)), abs=0.006)
 
 
 def test_the_same_attack_differs_by_nothing(scores, tmp_path):

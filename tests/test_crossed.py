@@ -10,7 +10,15 @@ from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
 from fedtools.report.differences import cells
-from fedtools.score.crossed import Difference, difference, differences, effects, holm
+from fedtools.score.crossed import (
+    Difference,
+    difference,
+    differences,
+    effects,
+    holm,
+    mean_bounds,
+    over_seeds,
+)
 
 # Seeds, speakers, and standard deviations of seed, speaker and both effects, in points.
 WORLDS = {
@@ -108,6 +116,52 @@ def test_seeds_alone_give_students_interval_of_as_many_less_one(gaps):
     bounds = by_hand.confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((bounds.low, bounds.high))
     assert found.p == pytest.approx(by_hand.pvalue)
+
+
+# --- means over seeds of what speakers are drawn for
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("of_seed", [0.0, 0.7, 3.0])
+def test_means_over_seeds_hold_the_truth(of_seed, known):
+    """Rates of three seeds over the same 30 speakers, who are drawn; in a table, bounds alone."""
+    random, held, times = np.random.default_rng(7), 0, 600
+    for _ in range(times):
+        values = (
+            TRUTH
+            + random.normal(0, of_seed, (3, 1))
+            + random.normal(0, 4, 30)
+            + random.normal(0, 4, (3, 30))
+        )
+        drawn = random.multinomial(30, np.full(30, 1 / 30), 200) @ values.T / 30
+        rates = values.mean(1)
+        if known:
+            both = np.var(drawn - drawn.mean(1)[:, None], 0).sum() / 2
+            _, low, high, _ = over_seeds(rates, np.var(drawn.mean(1)), both, 29)
+        else:
+            low, high = mean_bounds(rates, *np.percentile(drawn, [2.5, 97.5], axis=0))
+        held += low <= TRUTH <= high
+    assert 0.91 <= held / times <= (0.98 if known else 1), held / times
+
+
+def test_seeds_of_the_committed_page():
+    """Rates of 8.7, 9.2 and 16.1 %, and speakers who add little: [1, 22], not [7.9, 14.2]."""
+    rates = [8.71, 9.22, 16.13]
+    _, low, high, _ = over_seeds(rates, 1e-6)
+    told = ttest_1samp(rates, 0).confidence_interval(0.95)
+    assert (low, high) == pytest.approx((told.low, told.high), abs=1e-3)
+    assert (low, high) == pytest.approx((1.0, 21.7), abs=0.1)
+
+
+def test_bounds_of_a_mean():
+    """One seed's stay; with three alike, they are of the same width; one without has none."""
+    assert mean_bounds([3.0], [1.0], [6.0]) == (1.0, 6.0)
+    assert mean_bounds([3.0] * 3, [1.0] * 3, [5.0] * 3) == pytest.approx((1.0, 5.0))
+    assert np.isnan(mean_bounds([3.0] * 2, [1.0, np.nan], [5.0, np.nan])).all()
+    # Not those of the first seed, nor the mean of them.
+    low, high = mean_bounds([3.0, 3.0], [2.9, -7.0], [3.1, 13.0])
+    width = 1.959964 * np.sqrt(((0.1 / 1.959964) ** 2 + (10 / 1.959964) ** 2) / 2)
+    assert (low, high) == pytest.approx((3 - width, 3 + width))
 
 
 # --- columns of differences

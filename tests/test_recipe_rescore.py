@@ -16,6 +16,7 @@ from conftest import ROOT, Result, run
 from fakes_ami import ami, some_meetings
 from forked import forked
 from recorder import calls, record
+from scipy.stats import norm, t
 from scripts import program
 
 from fedtools.files.datadir import read_table, write_table
@@ -403,9 +404,11 @@ def test_the_reports_figures(recipe, tmp_path):
     assert short[1].split(" [")[0] == f"{means['fmp2']:.1f}" and len(short) == 5
     assert float(short[3]) == pytest.approx(sent / 1e6, rel=0.01)
     assert short[4] == f"{own[6]} s"
-    # Tables 3 and 4: mean and deviation of 10 and 12, means of bounds; published values next to
-    # them.
-    figures = ["11.00 ± 1.41", "-5.0 [-6.5, +1.0]"]
+    # Tables 3 and 4: mean and deviation of 10 and 12; published values next to them. Changes of -4
+    # and -6 %, with intervals of 7 and 8 points: over seeds and clients.
+    squares = 1.0, (3.5**2 + 4**2) / 2 / norm.ppf(0.975) ** 2
+    half = t.ppf(0.975, sum(squares) ** 2) * sum(squares) ** 0.5
+    figures = ["11.00 ± 1.41", f"-5.0 [{-5 - half:+.1f}, {-5 + half:+.1f}]"]
     assert cells(text, "0.5   | 0.25")[:6] == ["0.5", "0.25", "5.0", *figures, "31.24"]
     paper = cells(text, "the paper's equations")
     # Of -4, -1, -6 and -3 %: the mean; within a seed, the deviation of two draws that differ by 3;

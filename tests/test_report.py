@@ -20,6 +20,7 @@ from reported import (
     markdown_row,
     png_chunks,
 )
+from scipy.stats import norm, t
 
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment, write_sums
@@ -641,9 +642,12 @@ def test_attacks_are_means_over_clients_and_spread_over_seeds(tmp_path, cli):
         write_tsv(tmp_path / seed, columns, [dict(zip(columns, row, strict=True)) for row in rows])
     pairs = [f"A={tmp_path / '0'}", f"A={tmp_path / '1'}", f"B={tmp_path / '1'}"]
     cli("attack", "merge", tmp_path / "out.tsv", *pairs).ok()
+    # Seeds and speakers: 7.07^2 / 2, and the mean square of half-widths of 10 and 11 points.
+    squares = 25.0, (10**2 + 11**2) / 2 / norm.ppf(0.975) ** 2
+    half = t.ppf(0.975, sum(squares) ** 2 / squares[0] ** 2) * sum(squares) ** 0.5
     assert (tmp_path / "out.tsv").read_text().splitlines() == [
         "Attack\tMeasure\tChance\tA\tB",
-        "I\ttop1%\t10.0\t35.0 ± 7.1 [23.0, 44.0]\t40.0 [26.0, 48.0]",
+        f"I\ttop1%\t10.0\t35.0 ± 7.1 [{35 - half:.1f}, {35 + half:.1f}]\t40.0 [26.0, 48.0]",
         "II\tNMI\t-\t0.50 ± 0.00\t0.50 [0.40, 0.60]",
     ]
     (tmp_path / "0").write_text("client\tvalue\nau\t1\n")

@@ -2,8 +2,11 @@
 
 Two rates whose intervals overlap may still differ, since they are of the same people. Speakers are
 drawn once for all attacks, with replacement, and each draw gives a rate of every attack and a
-difference. Unlike the interval of one rate (`fedtools.score.verification.estimate_error_rate`),
-that of a difference depends on the draws alone: attacks without an error in any draw do not differ.
+difference. Where several seeds are averaged, their rates vary as well, and intervals are over seeds
+and speakers (`fedtools.score.crossed`); differences are then paired by seed. A rate without an
+error in any draw has the exact binomial interval, of as many independent trials as there are of the
+rarer kind. The interval of a difference depends on the draws and the seeds alone: attacks without
+an error in any draw do not differ.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from fedtools.files.sections import Bootstrap
 from fedtools.files.tables import write_tsv
 from fedtools.files.text_files import stream_lines
 from fedtools.score.bootstrap import interval, speaker_draws
+from fedtools.score.crossed import over_seeds
 from fedtools.score.trials import Trials
-from fedtools.score.verification import drawn_error_rates, equal_error_rate
+from fedtools.score.verification import binomial_bounds, drawn_error_rates, equal_error_rate
 
 COLUMNS = (
     "attack", "EER%", "low", "high", "least", "most", "difference", "dlow", "dhigh", "targets",
@@ -80,8 +84,9 @@ def compare(
 
     Args:
         attacks: names, and files of scores; those of one name are seeds, whose rates are averaged.
-        out: the TSV. Columns: 95 % intervals of the rate and of the difference, over speakers; the
-            lowest and the highest rate of a seed.
+        out: the TSV. Columns: 95 % intervals of the rate and of the difference, over speakers, and
+            over seeds where there are several; the lowest and the highest rate of a seed. A
+            difference of attacks of different numbers of seeds has no interval.
         resamples, seed: number and random seed of the draws.
     """
     names = list(dict.fromkeys(name for name, _ in attacks))
@@ -90,23 +95,47 @@ def compare(
     people = np.unique(np.concatenate([one.speakers.ravel() for one in every]))
     draws = speaker_draws(len(people), resamples, seed, "differences")
     rows: list[dict[str, object]] = []
-    base: tuple[float, np.ndarray] | None = None
+    base: tuple[np.ndarray, np.ndarray] | None = None
     for name, own in found.items():
-        rates = [equal_error_rate(one.scores, one.targets) for one in own]
-        drawn = np.mean([_drawn(one, people, draws) for one in own], 0)
-        mean = float(np.mean(rates))
-        base = base or (mean, drawn)
-        cells = {"EER%": mean, "least": min(rates), "most": max(rates)}
-        cells["low"], cells["high"] = interval(drawn)
+        rates = np.array([equal_error_rate(one.scores, one.targets) for one in own])
+        drawn = np.stack([_drawn(one, people, draws) for one in own])
+        base = base or (rates, drawn)
+        cells = {"EER%": rates.mean(), "least": rates.min(), "most": rates.max()}
+        fewest = min(min(one.targets.sum(), (~one.targets).sum()) for one in own)
+        low, high = _bounds(rates, drawn, len(people))
+        if low == high:
+            low, high = binomial_bounds(rates.mean() / 100, int(fewest))
+        cells["low"], cells["high"] = low, high
         if rows:
-            cells["difference"] = mean - base[0]
-            cells["dlow"], cells["dhigh"] = interval(drawn - base[1])
+            cells["difference"] = rates.mean() - base[0].mean()
+            if len(rates) == len(base[0]):
+                apart = rates - base[0], drawn - base[1]
+                cells["dlow"], cells["dhigh"] = _bounds(*apart, len(people), -100.0)
         shown = {key: "-" if np.isnan(value) else f"{value:.2f}" for key, value in cells.items()}
         counts = {"targets": int(own[0].targets.sum()), "others": int((~own[0].targets).sum())}
         known = {"speakers": len(np.unique(own[0].speakers)), "seeds": len(own)}
         rows.append({**dict.fromkeys(COLUMNS, "-"), "attack": name, **shown, **counts, **known})
     write_tsv(out, COLUMNS, rows)
     return rows
+
+
+def _bounds(
+    values: np.ndarray, drawn: np.ndarray, people: int, least: float = 0.0
+) -> tuple[float, float]:
+    """Return an interval of the mean of seeds' values in %, over speakers, and seeds if several.
+
+    Args:
+        values: (seeds,).
+        drawn: (seeds, draws), of the same draws of speakers.
+        people: number of speakers.
+        least: the least value that there can be; the most is 100.
+    """
+    mean = drawn.mean(0)
+    if len(values) == 1 or np.isnan(mean).all():
+        return interval(mean)
+    both = np.nanvar(drawn - mean, 1).sum() / (len(values) - 1)
+    _, low, high, _ = over_seeds(values, float(np.nanvar(mean)), float(both), people - 1)
+    return max(low, least), min(high, 100.0)
 
 
 def _drawn(one: Decided, people: np.ndarray, draws: np.ndarray) -> np.ndarray:

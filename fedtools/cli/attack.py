@@ -192,7 +192,8 @@ def merge_attacks(
 ) -> None:
     """Merge attack tables of several experiments into one.
 
-    The table has means over clients, with 95 % intervals.
+    The table has means over clients, with 95 % intervals over speakers, and over seeds where there
+    are several.
 
     Reads: every ATTACKS.tsv, written by fedtools attack features.
 

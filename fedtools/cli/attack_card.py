@@ -63,8 +63,9 @@ def compare(
     """Compare equal error rates on the same speakers.
 
     The table has each attack's rate, a mean over seeds, and its difference from the first attack's
-    in percentage points, with 95 % intervals over speakers; all attacks share the same draws of
-    speakers. Attacks may differ in trials, layers, defences, or models of the same people.
+    in percentage points, with 95 % intervals over speakers, and over seeds where there are several;
+    all attacks share the same draws of speakers, and are paired by seed. Attacks may differ in
+    trials, layers, defences, or models of the same people.
 
     Reads: each SCORES, as attacks a1, a2 and weights write it for one kind of trials, such as
     weights.together.other; trials.<kind> and model2speaker next to it.

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv, with_deviation, write_tsv
 from fedtools.score.bootstrap import AVERAGE
+from fedtools.score.crossed import mean_bounds
 
 
 def merge_attacks(tables: Sequence[tuple[str, Path]], out: Path) -> None:
@@ -17,7 +18,8 @@ def merge_attacks(tables: Sequence[tuple[str, Path]], out: Path) -> None:
 
     Args:
         tables: names, and tables that `fedtools attack features` wrote; tables of one name are
-            seeds, whose values and bounds are averaged, and get a standard deviation.
+            seeds, whose values are averaged, with a standard deviation, and an interval over seeds
+            and speakers.
         out: the table.
 
     Raises:
@@ -62,11 +64,12 @@ def _means(path: Path) -> dict[tuple[str, str], dict[str, float]]:
 
 
 def _cell(seeds: Sequence[Mapping[str, float]]) -> str:
-    """Format the mean, the deviation over seeds, and the mean bounds if all seeds have them."""
+    """Format the mean, the deviation over seeds, and an interval if all seeds have one."""
     if not seeds:
         return "-"
     figure = with_deviation([seed["value"] for seed in seeds], _digits)
-    low, high = (_mean([seed[name] for seed in seeds]) for name in ("low", "high"))
+    each = ([seed[name] for seed in seeds] for name in ("value", "low", "high"))
+    low, high = map(_digits, mean_bounds(*each))
     return figure + (f" [{low}, {high}]" if low and high else "")
 
 

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import norm as normal
 from scipy.stats import t as student
 
 from fedtools.score.bootstrap import MIN_SPEAKERS
@@ -61,7 +62,7 @@ class Effects(NamedTuple):
     between: float = 0.0
     within: float = np.nan
     both: float = 0.0
-    free: int = 0
+    free: float = 0
 
 
 def difference(
@@ -94,6 +95,40 @@ def differences(found: Sequence[Effects | None]) -> list[Difference | None]:
             mean, free = pooled.get(one.seeds, (np.nan, np.nan))
             rows.append(_difference(one, max(one.between, mean * one.speakers), free))
     return rows
+
+
+def over_seeds(
+    values: Sequence[float] | np.ndarray, variance: float, both: float = 0.0, free: float = np.inf
+) -> Difference:
+    """Return the mean of several seeds' values, with its interval over seeds and speakers.
+
+    Args:
+        values: one of each seed, two or more.
+        variance: of their mean over draws of speakers, who are the same for all seeds.
+        both: variance over draws of one seed's value less their mean; the interval is too wide if
+            it is not known, and 0 stands for it.
+        free: degrees of freedom of speakers.
+    """
+    seeds, mean = len(values), float(np.mean(values))
+    between = float(np.var(values, ddof=1))
+    found = Effects(mean, seeds, 1, between, seeds * variance, both, free)
+    return _difference(found, between, seeds - 1)
+
+
+def mean_bounds(
+    values: Sequence[float], lows: Sequence[float], highs: Sequence[float]
+) -> tuple[float, float]:
+    """Return the 95 % interval of a mean over seeds, from each seed's over the same speakers.
+
+    As if speakers differed alike with all seeds: it is rather too wide.
+
+    Returns:
+        NaN, NaN if a seed has no interval; that of a single seed as it is.
+    """
+    if len(values) == 1:
+        return lows[0], highs[0]
+    widths = (np.asarray(highs, float) - np.asarray(lows, float)) / 2 / normal.ppf((1 + _LEVEL) / 2)
+    return over_seeds(values, float(np.mean(widths**2)))[1:3]
 
 
 def _difference(found: Effects, between: float, free: float) -> Difference:
@@ -200,7 +235,7 @@ def _freedom(squares: Sequence[tuple[float, float]]) -> float:
     """Return Satterthwaite's degrees of freedom of a sum of mean squares, each with its own."""
     total = sum(one for one, _ in squares) ** 2
     each = sum(one**2 / free for one, free in squares)
-    return total / each if each else 1.0
+    return total / each if each else np.inf
 
 
 def holm(values: Sequence[float]) -> list[float]:

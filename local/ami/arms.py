@@ -6,8 +6,8 @@
 ARMS/<arm>/rows/seed<n>.tsv come from `fedtools rescore-rows`, ARMS/far/sweeps from the recipe's
 stage 9. Differences are paired: on the same utterances, over seeds of the neural model and persons
 (see fedtools/score/crossed.py). Intervals are not adjusted; bold figures are better by a p value
-that is adjusted for all columns of its arm. Writes RESULTS-<section>-errors.gz next to the page, the
-errors of each person, from which remake.py makes the section again. Prints the summary.
+that is adjusted for all columns of its arm. Writes RESULTS-<section>-errors.gz next to the page:
+the errors of each person, from which remake.py makes the section again. Prints the summary.
 """
 
 from __future__ import annotations

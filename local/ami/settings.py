@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtools.files.config import read_yaml
 from fedtools.files.tables import format_markdown, read_tsv, with_deviation
+from fedtools.score.crossed import mean_bounds
 
 PAPER = "Liu and Peng 2022"
 PERCENT = "{:.2f}".format
@@ -91,7 +92,7 @@ def over_draws(by_seed: Sequence[Sequence[dict[str, str]]]) -> list[str]:
 
 
 def undrawn(rows: Sequence[dict[str, str]]) -> list[str]:
-    """Return the cells of a row without noise, by seed, with an interval over clients."""
+    """Return the cells of a row without noise, with an interval over seeds and clients."""
     return [*figures(rows), "-", "-"]
 
 
@@ -157,13 +158,14 @@ def wers(rows: Sequence[dict[str, str]]) -> list[float]:
 
 
 def figures(rows: Sequence[dict[str, str]]) -> list[str]:
-    """Return WER, and its change with an interval, all as means over seeds."""
-    change, low, high = (
-        statistics.fmean(float("nan") if row[name] == "-" else float(row[name]) for row in rows)
+    """Return WER and its change, means over seeds, with an interval over seeds and clients."""
+    each = [
+        [float("nan") if row[name] == "-" else float(row[name]) for row in rows]
         for name in ("relative", "low", "high")
-    )
+    ]
+    low, high = mean_bounds(*each)
     bounds = "" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
-    return [with_deviation(wers(rows), PERCENT), f"{change:+.1f}{bounds}"]
+    return [with_deviation(wers(rows), PERCENT), f"{statistics.fmean(each[0]):+.1f}{bounds}"]
 
 
 def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title: str) -> None:
