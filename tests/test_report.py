@@ -152,12 +152,16 @@ def test_rows_of_one_name_are_the_mean_over_seeds(cli, recipe):
     # 20, 22, 27 and 23: mean 23, standard deviation sqrt((9 + 1 + 16 + 0) / 3) = 2.94.
     cells = markdown_row(page, "FedAvg")
     assert cells[4].strip("*") == "23.0 ± 2.9"
-    # Bounds are 1 below and above each of them.
-    assert markdown_row(page, "FedAvg", 1)[0] == "23.0 [22.0, 24.0]"
+    # Bounds are 1 below and above each of them, and seeds vary as well.
+    speakers, seeds = 1 / norm.ppf(0.975) ** 2, 26 / 3 / 4
+    half = t.ppf(0.975, (speakers + seeds) ** 2 / (seeds**2 / 3)) * (speakers + seeds) ** 0.5
+    assert markdown_row(page, "FedAvg", 1)[0] == f"23.0 [{23 - half:.1f}, {23 + half:.1f}]"
     assert "Means ± standard deviations over 4 seeds." in page
     assert "Seed: 0, 1, 2, 7." in page
-    # (10 + 20 + 30) / 3 = 20, and a third more for each of the others.
-    assert "own: WER 20.3 [19.3, 21.3] %" in page
+    # (10 + 20 + 30) / 3 = 20, and a third more for each of the others: a variance of 1 / 9.
+    half = (speakers + 1 / 27) ** 0.5
+    half *= t.ppf(0.975, (speakers + 1 / 27) ** 2 / ((1 / 27) ** 2 / 2))
+    assert f"own: WER 20.3 [{61 / 3 - half:.1f}, {61 / 3 + half:.1f}] %" in page
     # Methods have different numbers of seeds.
     cli(*arguments(*rows, FedAvg="exp/fedavg:score/fedavg")).fails(1, "FedAvg 4, Client 1")
 

@@ -254,7 +254,7 @@ def _section(
     parts += [
         f"**{caption}: {rate.title} (%) with 95 % intervals** by bootstrap over speakers; "
         f"none for fewer than {MIN_SPEAKERS} speakers. "
-        + "Rates and bounds are means over the seeds. "
+        + "Rates are means over the seeds, and intervals are over seeds as well. "
         * over_seeds
         + f"[`{file.name}`]({quote(file.name)}) has the intervals of all rates and tables, "
         "and the differences, bytes and epochs of the summary. These tables can be made again from "
@@ -286,7 +286,8 @@ def _note(methods: Sequence[Method]) -> str:
     over_seeds = len(methods[0].runs) > 1
     return note(
         methods[0].runs[0].unit.title,
-        "mean over clients, with its 95 % interval by bootstrap over speakers",
+        "mean over clients, with its 95 % interval "
+        + ("over seeds and speakers" if over_seeds else "by bootstrap over speakers"),
         methods[0].name,
         "epochs of a client and of the server, relative to the largest",
         over_seeds,

@@ -21,6 +21,7 @@ from fedtools.files.units import Unit
 from fedtools.methods import METHODS
 from fedtools.report.done import rounds_text, seconds_of, server_share, speech_text
 from fedtools.score.bootstrap import ALL, AVERAGE
+from fedtools.score.crossed import mean_bounds
 from fedtools.score.pairs import cuts_of
 from fedtools.score.utterances import FILE, Utterances
 from fedtools.score.wer import columns_of, unit_of_columns
@@ -125,10 +126,14 @@ class Method:
         return [run.rates[rate][client].value for run in self.runs]
 
     def interval(self, rate: str, client: str) -> Interval:
-        """Return the means over the seeds of a rate and of the bounds of its intervals."""
+        """Return the mean over the seeds of a rate, with its interval over seeds and speakers."""
         found = [astuple(run.rates[rate][client]) for run in self.runs]
-        columns = zip(*found, strict=True)
-        return Interval(*(None if None in ends else statistics.fmean(ends) for ends in columns))
+        values, *bounds = zip(*found, strict=True)
+        mean = statistics.fmean(values)
+        if any(None in ends for ends in bounds):
+            return Interval(mean, None, None)
+        low, high = mean_bounds(values, *bounds)
+        return Interval(mean, max(0.0, float(low)), float(high))
 
     @property
     def curve(self) -> dict[int, list[float]]:

@@ -38,8 +38,8 @@ TABLES = {
 }
 NEWCOMERS = "newcomers, on their speech after the first seconds"
 ATTACKS = (
-    "attacks on the features that clients send: means over clients, with 95 % intervals by "
-    "bootstrap over speakers; README.md says what they are"
+    "attacks on the features that clients send: means over clients, with 95 % intervals "
+    "over speakers (and over seeds, where there are several); README.md says what they are"
 )
 
 
