@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.special import logit
+from scipy.stats import binomtest, gmean, norm
 
 from fedtools.attack.membership import RATES, area, judge
 from fedtools.attack.scores import Seen, blind, offline, online, rmia, scores_of
@@ -101,12 +102,89 @@ def test_rmia_counts_what_an_utterance_dominates():
     outside[0, 1] = np.nan
     population = np.arange(9) >= 5
     found = rmia(losses, outside, population)
+    # The geometric mean of probabilities.
     ratio = [
-        np.exp(-one) / np.nanmean(np.exp(-some)) for one, some in zip(losses, outside, strict=True)
+        np.exp(-one) / gmean(np.exp(-some), nan_policy="omit")
+        for one, some in zip(losses, outside, strict=True)
     ]
     for index in range(9):
         won = [ratio[index] / ratio[other] >= 1 - 1e-12 for other in np.flatnonzero(population)]
         assert found[index] == pytest.approx(np.mean(won))
+
+
+def test_rmia_is_not_decided_by_one_reference():
+    """Transcripts of 20 to 60 nats, and eight references that differ by some: nearly LiRA's area.
+
+    The mean of probabilities is that of the best reference, and loses half of what is to be found.
+    """
+    random = np.random.default_rng(8)
+    members = np.arange(COUNT) % 2 == 0
+    level = random.uniform(20, 60, COUNT)
+    outside = level[:, None] + random.normal(0, 4, (COUNT, 8))
+    losses = level + random.normal(0, 4, COUNT) - 4 * members
+    population = np.zeros(COUNT, bool)
+    population[1::4] = True
+    tried = ~population
+    found = told(rmia(losses, outside, population)[tried], members[tried])["AUC%"]
+    # A difference of normal distributions, of a loss and of a mean of eight.
+    expected = 100 * norm.cdf(4 / (4 * np.sqrt(1 + 1 / 8)) / np.sqrt(2))
+    assert found == pytest.approx(expected, abs=NEAR)
+
+
+def test_lira_scales_losses_as_the_paper_and_centres_on_the_population():
+    """By hand: log p - log(1 - p) of losses, one variance, and the client's own threshold."""
+    random = np.random.default_rng(9)
+    count, population = 30, np.arange(30) >= 18
+    start = random.uniform(0.01, 3, count)
+    victim, cohort = (
+        np.stack([random.uniform(0.01, 3, size), random.uniform(-1, 1, size)], -1)
+        for size in (count, (count, 5))
+    )
+    nothing = np.zeros((count, 0, 2))
+    found = dict(scores_of(Seen(start, victim, cohort, nothing, nothing, population)))
+    own, others = logit(np.exp(-victim[:, 0])), logit(np.exp(-cohort[:, :, 0]))
+    middles = others.mean(1)
+    raw = (own - middles) / np.sqrt(((others - middles[:, None]) ** 2).sum() / (count * 4))
+    for key, scores in (
+        (("LiRA offline", "loss", "round"), raw),
+        (("threshold", "loss", "-"), start - victim[:, 0]),
+        (("threshold", "gradient", "-"), victim[:, 1]),
+    ):
+        known = scores[population]
+        expected = (scores - known.mean()) / known.std(ddof=1)
+        np.testing.assert_allclose(found[key], expected, rtol=1e-9)
+
+
+def test_intervals_weigh_clients_by_their_pairs():
+    """Speakers of 4 or 80 trials: explicit draws, in which a speaker's pairs are repeated."""
+    random = np.random.default_rng(10)
+    sizes = [4] * 6 + [80] * 6
+    clients = np.repeat(np.arange(12), sizes)
+    members = np.arange(len(clients)) % 2 == 0
+    # Small clients are told apart, large ones are not.
+    scores = random.normal(size=len(clients)) + 6 * members * (clients < 6)
+    found = judge(scores, members, clients, clients, 2000, 0)
+    won, pairs = [], []
+    for one in range(12):
+        own, other = (scores[(clients == one) & kind] for kind in (members, ~members))
+        won.append((own[:, None] > other).sum())
+        pairs.append(len(own) * len(other))
+    drawn = []
+    for _ in range(2000):
+        some = random.integers(12, size=12)
+        drawn.append(100 * np.sum(np.take(won, some)) / np.sum(np.take(pairs, some)))
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    exact = binomtest(round(sum(won) / sum(pairs) * 252), 252).proportion_ci(0.95)
+    low, high = min(low, 100 * exact.low), max(high, 100 * exact.high)
+    assert (float(found["low"]), float(found["high"])) == pytest.approx((low, high), abs=1.5)
+
+
+def test_a_perfect_area_has_an_interval():
+    """Of 60 members and as many others: Clopper and Pearson's for no error."""
+    clients, members = np.repeat(np.arange(12), 10), np.arange(120) % 2 == 0
+    found = judge(members + 0.0, members, clients, clients, 100, 0)
+    assert (found["AUC%"], found["high"]) == ("100.00", "100.00")
+    assert float(found["low"]) == pytest.approx(100 * 0.025 ** (1 / 60), abs=0.006)
 
 
 def seen_of(random: np.random.Generator, models: int, count: int = 400) -> dict[str, np.ndarray]:

@@ -133,6 +133,16 @@ def test_a_recording_at_another_speed_is_the_same():
             assert "a0-0@1.1" not in {one for pair in trials.pairs[SAME] for one in pair}
 
 
+def test_no_other_is_a_recording_of_the_client_at_another_speed():
+    """Another client of the speaker has copies of all of its recordings, and one of its own."""
+    owners = {f"a0-{n}": "a0" for n in range(4)} | {f"a0-{n}@1.1": "a1" for n in range(4)}
+    owners |= {"a1-0": "a1", "b0-0": "b0", "b0-1": "b0"}
+    items = items_of(owners)
+    for seed in range(10):
+        pairs = Draw(items, ["a0", "a1", "b0"], 4, 1, seed).trials("a0").pairs
+        assert [other for _, other in pairs[SAME]] == ["a1-0"]
+
+
 def test_who_has_no_others_is_not_tried():
     owners = {f"a-{n}": "a" for n in range(3)}
     assert Draw(items_of(owners), ["a"], 5, 4, 0).trials("a") is None

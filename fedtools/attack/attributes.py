@@ -22,8 +22,8 @@ from fedtools.attack.options import PERMUTATIONS
 from fedtools.files.sections import Bootstrap
 from fedtools.files.seeds import generator, seed64
 from fedtools.files.tables import write_tsv
-from fedtools.score.bootstrap import interval, speaker_draws
-from fedtools.score.verification import binomial_bounds
+from fedtools.score.bootstrap import speaker_draws
+from fedtools.score.verification import rate_bounds
 
 COLUMNS = (
     "attribute", "defence", "attacker", "layer", "accuracy%", "low", "high", "chance%", "AUC%",
@@ -191,8 +191,8 @@ def _figures(
             areas(scores, labels, weights),
         ]
     rarest = int(labelled.counts.min())
-    low, high = _bounds(accuracy, count * rarest, drawn[0])
-    area_low, area_high = _bounds(area, rarest, drawn[1])
+    low, high = rate_bounds(accuracy, count * rarest, drawn[0])
+    area_low, area_high = rate_bounds(area, rarest, drawn[1])
     chance = [
         _permuted(features, labelled, attribute, number, seed) for number in range(permutations)
     ]
@@ -317,12 +317,3 @@ def deal(people: Sequence[str], label: np.ndarray, seed: int) -> np.ndarray:
     parts = np.zeros(len(people), int)
     parts[order] = np.arange(len(people)) % min(_PARTS, len(people))
     return parts
-
-
-def _bounds(value: float, independent: int, drawn: np.ndarray | None) -> tuple[float, float]:
-    """Return an interval of a rate in % that covers the binomial one and that of draws."""
-    bounds = [binomial_bounds(value / 100, independent)]
-    if drawn is not None:
-        bounds.append(interval(drawn))
-    lows, highs = zip(*bounds, strict=True)
-    return min(lows), max(highs)

@@ -50,8 +50,8 @@ from fedtools.files.progress import counted
 from fedtools.files.sections import Bootstrap
 from fedtools.files.seeds import generator, seed64
 from fedtools.files.tables import write_tsv
-from fedtools.score.bootstrap import interval, speaker_draws
-from fedtools.score.verification import true_positive_rate
+from fedtools.score.bootstrap import speaker_draws
+from fedtools.score.verification import rate_bounds, true_positive_rate
 from fedtools.tasks.base import Items, as_configured
 from fedtools.tasks.parts import ITEMS
 
@@ -354,7 +354,9 @@ def judge(
 ) -> dict[str, object]:
     """Return the figures of one attack, with AUC over pairs within a client.
 
-    Each client has its own threshold.
+    Each client has its own threshold. The interval of the AUC covers that of draws of speakers and,
+    because this has no width where members are perfectly apart, the exact binomial one, of as many
+    independent pairs as there are of the rarer kind.
 
     Args:
         scores, members, clients, speakers: (trials,).
@@ -373,9 +375,11 @@ def judge(
     names, place = np.unique(owners, return_inverse=True)
     draws = speaker_draws(len(names), resamples, seed, "membership")
     drawn = (draws[:, place] @ np.array(won)) / (draws[:, place] @ np.array(pairs))
-    low, high = interval(drawn)
-    others = int((~members).sum())
-    figures = {"AUC%": sum(won) / sum(pairs), "low": low, "high": high}
+    value, others = sum(won) / sum(pairs), int((~members).sum())
+    low, high = np.nan, np.nan
+    if not np.isnan(drawn).any():
+        low, high = rate_bounds(value, min(int(members.sum()), others), drawn)
+    figures = {"AUC%": value, "low": low, "high": high}
     for name, rate in RATES.items():
         enough = others * rate >= 10 * (1 - 1e-12)
         found = true_positive_rate(scores, members, rate) if enough else float("nan")

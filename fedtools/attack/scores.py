@@ -7,8 +7,10 @@ LiRA      N. Carlini, S. Chien, M. Nasr, S. Song, A. Terzis, F. Tramer: Membersh
           a client share one variance, as the paper advises; with 64 or more, each has its own.
 RMIA      S. Zarifzadeh, P. Liu, R. Shokri: Low-cost high-power membership inference attacks, ICML
           2024. The share of utterances z of a population with (p(x | model) / p(x)) / (p(z | model)
-          / p(z)) >= 1, where p(x) is the mean over references without x. The paper's correction for
-          missing models with x applies to class probabilities; those of transcripts vanish.
+          / p(z)) >= 1, where log p(x) is the mean over references without x. The paper averages
+          p(x), which suits class probabilities; of transcripts, which have tens of nats, the best
+          of the references would decide alone. Its correction for missing models with x applies to
+          class probabilities, too; those of transcripts vanish.
 threshold S. Yeom, I. Giacomelli, M. Fredrikson, S. Jha: Privacy risk in machine learning, CSF 2018,
           with the loss under the global model as the expected loss; and likewise for the gradient.
 blind     From audio and the loss under the global model alone, without the client's update. D. Das,
@@ -110,10 +112,7 @@ def rmia(losses: np.ndarray, outside: np.ndarray, population: np.ndarray) -> np.
         outside: (n, R), losses under references; NaN where one had the utterance.
         population: (n,) bool.
     """
-    counts = (~np.isnan(outside)).sum(1)
-    likelihoods = np.where(np.isnan(outside), -np.inf, -outside)
-    expected = np.logaddexp.reduce(likelihoods, 1) - np.log(counts)
-    ratios = -losses - expected
+    ratios = _means(outside) - losses
     others = np.sort(ratios[population])
     return np.searchsorted(others, ratios, side="right") / len(others)
 

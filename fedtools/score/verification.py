@@ -175,11 +175,25 @@ def estimate_error_rate(
     if not min(counts):
         return ErrorRate(value, 0.0, 100.0, *counts)
     draws = speaker_draws(len(names), resamples, seed, "equal error rate")
-    bounds = [binomial_bounds(value / 100, min(counts))]
+    drawn = None
     if not np.isnan(draws).any():
-        bounds.append(interval(drawn_error_rates(scores, targets, sides, draws)))
+        drawn = drawn_error_rates(scores, targets, sides, draws)
+    return ErrorRate(value, *rate_bounds(value, min(counts), drawn), *counts)
+
+
+def rate_bounds(value: float, independent: int, drawn: np.ndarray | None) -> tuple[float, float]:
+    """Return an interval of a rate in % that covers the binomial one and that of draws.
+
+    Args:
+        value: the rate.
+        independent: number of independent trials.
+        drawn: (draws,), rates of draws of speakers, which have no width if the rate is perfect.
+    """
+    bounds = [binomial_bounds(value / 100, independent)]
+    if drawn is not None:
+        bounds.append(interval(drawn))
     lows, highs = np.array(bounds).T
-    return ErrorRate(value, float(np.nanmin(lows)), float(np.nanmax(highs)), *counts)
+    return float(np.nanmin(lows)), float(np.nanmax(highs))
 
 
 def binomial_bounds(share: float, trials: int) -> tuple[float, float]:
