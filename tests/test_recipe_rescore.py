@@ -415,11 +415,11 @@ def test_the_reports_figures(recipe, tmp_path):
     # and the worst.
     drawn = ["11.50 ± 1.41", "-3.5", "2.1", "-1.0"]
     assert paper[1:] == ["8.0", "-", *drawn, "-"]
-    # Costs of two seeds for the same people, and the result without any release.
-    assert cells(text, "Laplace on bounded")[1:] == ["8.0", "16", *drawn, "-"]
+    # Costs of two draws of two seeds for the same people, and the result without any release.
+    assert cells(text, "Laplace on bounded")[1:] == ["8.0", "32", *drawn, "-"]
     nothing = cells(text, "nothing released (alpha 0, beta 0.25)")
     assert nothing[1:] == ["0", "0", *figures, "-", "-", "-"]
-    assert cells(text, "the same, clients ignoring")[1:] == ["8.0", "16", *drawn, "-"]
+    assert cells(text, "the same, clients ignoring")[1:] == ["8.0", "32", *drawn, "-"]
     # A copy of an experiment has no further releases.
     assert "for one utterance; of all seeds 8 for one utterance |" in text
     words = [line for line in text.splitlines() if line.startswith("| private words")]

@@ -16,8 +16,8 @@ Part = Literal["affine", "relu", "norm"]
 Score = Literal["literal", "unit", "cohort"]
 # Number of trials of two speakers, in both attacks on models.
 _TRIALS = 10_000
-# Number of permutations of people's classes, in the attack on attributes.
-PERMUTATIONS = 20
+# Number of permutations of people's classes, in the attack on attributes: p is 0.01 or more.
+PERMUTATIONS = 99
 Weight = Annotated[float, Ge(0), Lt(1e9)]
 
 
