@@ -279,7 +279,9 @@ def test_the_search_takes_tokens_from_the_settings_and_nothing_else(tmp_path, fo
     path = changed(folder, tmp_path / "begun", SETTINGS, begin_suppress_tokens=[first])
     assert first not in {tokens[0] for tokens, _ in hypotheses(path)}
     for name in ("suppress_tokens", "begin_suppress_tokens"):
-        for value in ("x", [10**9], [-99]):
+        path = changed(folder, tmp_path / f"{name} lacks", SETTINGS, **{name: [10**9]})
+        assert hypotheses(path) == plain
+        for value in ("x", [True], [-99]):
             path = changed(folder, tmp_path / f"{name} {value}", SETTINGS, **{name: value})
             with pytest.raises(UserError, match=f"{name}: .* is no token of the model"):
                 build(path)

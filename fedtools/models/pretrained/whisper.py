@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -58,11 +59,11 @@ def marks_of(folder: Folder) -> dict[str, Any]:
     where, size = folder.path / SETTINGS, folder.outputs
     settings = read_object(where) if where.is_file() else folder.config
 
-    def known(name: str) -> list[int]:
+    def known(name: str, most: float = math.inf) -> list[int]:
         found = settings.get(name)
         tokens = [found] if type(found) is int else found or []
         if not isinstance(tokens, list) or any(
-            type(one) is not int or not 0 <= one < size for one in tokens
+            type(one) is not int or not 0 <= one < most for one in tokens
         ):
             problem = f"{name}: {str(found)[:40]} is no token of the model, which has {size}"
             raise UserError(problem, path=where)
@@ -70,13 +71,14 @@ def marks_of(folder: Folder) -> dict[str, Any]:
 
     marks: dict[str, Any] = {}
     for name in ("eos_token_id", "decoder_start_token_id"):
-        if not (found := known(name)):
+        if not (found := known(name, size)):
             raise UserError(f"no {name}", path=where)
         marks[name] = found[0]
     # Whisper pads with its end; of several ends, the first one is written.
     marks["pad_token_id"] = marks["eos_token_id"]
     for name in ("suppress_tokens", "begin_suppress_tokens"):
-        marks[name] = known(name) or None
+        # A small model has transformers' default here, tokens that it lacks.
+        marks[name] = [one for one in known(name) if one < size] or None
     return marks
 
 
