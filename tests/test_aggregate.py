@@ -430,16 +430,6 @@ def test_statistics_have_a_norm_of_their_own(tmp_path):
     assert reasons["c6"].startswith("statistics of norm") and "over 20 x" in reasons["c6"]
 
 
-def test_without_a_median_nobody_is_refused(tmp_path):
-    """When all other clients send the model unchanged, a client that learned is not refused."""
-    _, states = around(tmp_path, [0, 0, 0, 0, 1e9])
-    messages = send(tmp_path, states, MODEL, [list(states)])
-    bound = Bound(tmp_path / "base", 100)
-    assert combine(messages, [1] * 5, tmp_path / "mean", MODEL, bound=bound) == []
-    expected = brute_force(states, [1] * 5, MODEL)
-    np.testing.assert_array_equal(load_state(tmp_path / "mean")["deep"], expected["deep"])
-
-
 def test_the_bound_of_two_clients_and_of_one(tmp_path):
     """The median of two norms is the shorter one; of one norm, itself."""
     _, states = around(tmp_path, [1, 99, 101])

@@ -412,9 +412,9 @@ def set_json(path: Path, **values: object) -> None:
 
 
 TOKENIZERS = {
-    "no JSON": (lambda path: path.write_text("{"), "not a JSON object"),
+    "no JSON": (lambda path: path.write_text("{"), "not JSON"),
     "a list": (lambda path: path.write_text("[]"), "not a JSON object"),
-    "too deep": (lambda path: path.write_text("[" * 10**6), "not a JSON object"),
+    "too deep": (lambda path: path.write_text("[" * 10**6), "not JSON"),
     "no vocabulary": (lambda path: set_json(path, model={}), "no model.vocab"),
     "a token of no number": (
         lambda path: set_json(path, added_tokens=[{"content": "a", "id": "1"}]), "added_tokens"),
