@@ -82,6 +82,15 @@ def kill_when(command: list[str], env: dict[str, str], folder: Path, pattern: st
     assert process.poll() is None, f"ended, with or without {pattern}"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    # A fork is killed with its client, but the kernel may still be about to close its files.
+    wait_until(lambda: not is_locked(folder))
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process holds one of fedtools' locks below a folder."""
+    inodes = {str(path.stat().st_ino) for path in folder.rglob(".locks/*")}
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any(line.split()[-3].rpartition(":")[2] in inodes for line in lines)
 
 
 def fedtools(*arguments: str | Path, **how) -> Result:
