@@ -35,6 +35,8 @@ case "$*" in
         ;;
 esac
 case $1 in
+    # It ends with its parent, which would be a server. It imports little.
+    *utils/run.py) exec {python} "$@" ;;
     -c | {heavy}) exec {client} "${{{kind}:-torch}}" "$@" ;;
     *local/*.py | *utils/*.py) exec {client} light "$@" ;;
 esac
