@@ -283,11 +283,11 @@ def _export_pretrained(federation: Federation, out: Path, adapters: bool, as_bas
     from fedtools.files.symbols import BPE_MODEL, TOKEN_TYPE, TOKENS
     from fedtools.models.pretrained.export import export_adapters, export_folder
     from fedtools.models.pretrained.folder import open_known
-    from fedtools.models.pretrained.options import Pretrained
+    from fedtools.models.pretrained.options import Pretrained, is_seq2seq
     from fedtools.tasks.parts import MODELS
 
     options = from_mapping(Pretrained, federation.experiment.options.model, "model")
-    search = options.criterion == "seq2seq"
+    search = is_seq2seq(federation.experiment.options.model)
     folder = open_known(options.path, options.sum, search)
     models = federation.task.need(MODELS)
     names = ("classes.txt", TOKENS, BPE_MODEL, TOKEN_TYPE)

@@ -22,7 +22,11 @@ def read_object(
     Raises:
         UserError: if the file is missing, too large, or no JSON object of Unicode text.
     """
-    text = read_text(path, limit, remedy)
+    return parse_object(read_text(path, limit, remedy), path, remedy)
+
+
+def parse_object(text: str, path: str | Path, remedy: str | None = None) -> dict[str, Any]:
+    """Parse the text of a file; arguments and errors as in `read_object`."""
     try:
         read = json.loads(text)
         # Half of a surrogate pair is valid JSON, but nothing that can be written or printed.

@@ -63,6 +63,7 @@ class Record(Protocol):
 
 
 Kind = TypeVar("Kind", bound=Record)
+Rows = TypeVar("Rows")
 
 
 def numbered(rows: Iterable[Mapping[int, Utterances]]) -> tuple[list[Seeds], Errors]:
@@ -112,12 +113,17 @@ def page_with(path: Path, section: Section, summary: Summary) -> str:
     return with_section(path, section.name, "\n\n".join(part.strip() for part in parts))
 
 
-def remake(description: str, read: Callable[[Path], tuple[Section, Summary]]) -> None:
+def remake(
+    description: str,
+    read: Callable[[Path], tuple[Section, Rows]],
+    summary_of: Callable[[Rows], Summary],
+) -> None:
     """Run a recipe's `remake.py`: 0 done, 1 bad input (one line on stderr), 2 wrong usage.
 
     Args:
         description: what the command does.
-        read: reads the file of a section, and returns its text and its summary.
+        read: reads the file of a section, and returns its text and the rows of its summary.
+        summary_of: makes the summary.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("file", type=Path, help="the file that the report wrote beside its page")
@@ -126,6 +132,7 @@ def remake(description: str, read: Callable[[Path], tuple[Section, Summary]]) ->
     )
     options = parser.parse_args()
     with exit_with_message("remake.py"):
-        section, summary = read(options.file)
+        section, rows = read(options.file)
+        summary = summary_of(rows)
         write_text(options.results, page_with(options.results, section, summary))
         print(on_terminal(section.caption, summary, sys.stdout), end="")

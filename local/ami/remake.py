@@ -9,20 +9,10 @@ drawn. Prints the summary, which is computed from the errors of each utterance.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from record import read_record
 from summary import summary_of
 
-from fedtools.report.section import Section, remake
-from fedtools.report.summary import Summary
-
-
-def read(path: Path) -> tuple[Section, Summary]:
-    """Read a section and its summary."""
-    section, rows = read_record(path)
-    return section, summary_of(rows)
-
+from fedtools.report.section import remake
 
 if __name__ == "__main__":
-    remake(__doc__.split("\n", 1)[0], read)
+    remake(__doc__.split("\n", 1)[0], read_record, summary_of)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtools.files.errors import UserError
-from fedtools.files.json_files import read_object
+from fedtools.files.json_files import parse_object, read_object
 from fedtools.files.text_files import read_text
 
 END = "<|endoftext|>"
@@ -60,7 +60,8 @@ def read_tokenizer(folder: Path, vocabulary: int) -> Tokens:
     """
     path = folder / "tokenizer.json"
     remedy = "give a folder that has it by --tokenizer"
-    text, content = read_text(path, remedy=remedy), read_object(path, _DAMAGED)
+    text = read_text(path, remedy=remedy)
+    content = parse_object(text, path, _DAMAGED)
     model, added = content.get("model"), content.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocab, dict) or not isinstance(added, list):
