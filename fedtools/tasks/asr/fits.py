@@ -74,6 +74,8 @@ def check_length(name: str, frames: int, longest: int | None, path: Path) -> Non
 def check_tokens(tokens: WhisperTokens, given: Path, model: nn.Module) -> None:
     """Raise a `UserError` unless tokens, read in the folder `given`, are those of a Whisper."""
     assert isinstance(model, Whisper)
+    if given.resolve() == model.path.resolve():
+        return
     if all((model.path / name).is_file() for name in FILES):
         same = WhisperTokens.load(model.path) == tokens
     else:
