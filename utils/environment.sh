@@ -36,7 +36,9 @@ if ! _fedtools_is_active; then
         :"$_fedtools_root/.venv/bin":*) ;;
         *) export PATH="$_fedtools_root/.venv/bin:$PATH" ;;
     esac
-    unset PYTHONHOME
+    # Container images often set the second. Nothing in .venv is compiled when it is installed, so that
+    # each process would compile all that it imports: four seconds for torch.
+    unset PYTHONHOME PYTHONDONTWRITEBYTECODE
     export VIRTUAL_ENV="$_fedtools_root/.venv"
     hash -r
 fi
