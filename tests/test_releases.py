@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -381,6 +382,154 @@ def test_a_moved_folder_is_the_same_and_a_backup_is_a_copy(stream, tmp_path, key
     assert "copies are not counted" in inside("privacy", path).ok().err
     (tmp_path / "elsewhere").rename(beside)
     inside("rounds", path).ok()
+
+
+# What a server can write. It also mends the sums of the experiment's files.
+
+
+def mend(path: Path) -> None:
+    """Write the sums of an experiment's frozen files as they are now."""
+    names = [line.split()[1] for line in (path / "sha256sums").read_text().splitlines()]
+    sums = [f"{hashlib.sha256((path / name).read_bytes()).hexdigest()}  {name}" for name in names]
+    (path / "sha256sums").write_text("".join(f"{line}\n" for line in sums))
+
+
+def recorded(key: Path) -> int:
+    """Return the number of releases that the record next to the key has."""
+    tables = key.with_name(f"{key.name}.releases").glob("*/*.tsv")
+    return sum(len(table.read_text().splitlines()) - 1 for table in tables)
+
+
+def mark_nonce(path: Path) -> None:
+    (path / "nonce").write_text(f"{(path / 'nonce').read_text().strip()} fixed\n")
+
+
+def another_nonce(path: Path) -> None:
+    (path / "nonce").write_text("ab" * 16 + "\n")
+
+
+def options(path: Path, **changed) -> None:
+    """Change options of privacy, or with None remove all of them."""
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    if None in changed.values():
+        config["method_conf"]["privacy"] = {"mechanism": "none"}
+    else:
+        config["method_conf"]["privacy"] |= changed
+    (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+def own_registry(path: Path) -> None:
+    """Name a link to the client's key, with a record that the server has made."""
+    from fedtools.privacy.key import key_path
+
+    (path.parent / "mine").mkdir()
+    link = path.parent / "mine/noise.key"
+    link.symlink_to(key_path())
+    nonce = (path / "nonce").read_text().strip()
+    made = link.with_name("noise.key.releases") / nonce
+    made.mkdir(parents=True)
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config["method_conf"]["noise_key"] = str(link)
+    (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    for name in ("folder", "clients"):
+        (made / name).write_text("")
+    sums = (path / "sha256sums").read_text().splitlines()[:3]
+    changed = hashlib.sha256((path / "config.yaml").read_bytes()).hexdigest()
+    (made / "sha256sums").write_text("\n".join([f"{changed}  config.yaml", *sums[1:]]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (another_nonce, "the record of the releases"),
+        (lambda path: options(path, epsilon=1e6), "config.yaml: not the one"),
+        (lambda path: options(path, trust="server"), "config.yaml: not the one"),
+        (lambda path: options(path, mechanism=None), "began with differential privacy"),
+        (own_registry, "config.yaml: not the one"),
+        (lambda path: (path / "clients.txt").write_text("ann\nbob\n"), "clients.txt: not the one"),
+    ],
+)
+def test_a_server_cannot_switch_off_what_protects_a_client(stream, tmp_path, key, change, said):
+    path = tmp_path / "exp"
+    make(stream, path, 1, **BY_CLIENT)
+    before = recorded(key)
+    assert before == 3
+    change(path)
+    mend(path)
+    if inside("sample", path).code == 0:
+        inside("train-local", path).fails(1, said)
+    else:
+        inside("rounds", path).fails(1, said)
+    assert not list((path / "round_0002").glob("update.*")) and recorded(key) == before
+
+
+def test_noise_that_a_server_asks_for_again_is_counted(stream, tmp_path, key):
+    """Any change of the sums gives another noise on the same counts; no mark switches it off."""
+    path = tmp_path / "exp"
+    make(stream, path, **BY_CLIENT)
+    messages = []
+    for number in range(4):
+        copy = tmp_path / f"copy{number}"
+        shutil.copytree(path, copy)
+        mark_nonce(copy)
+        mend(copy)
+        with (copy / "sha256sums").open("a") as file:
+            file.write(f"{number:064x}  round_0001/note\n")
+        inside("sample", copy).ok()
+        inside("train-local", copy).ok()
+        messages.append(sent(copy, 1))
+        assert recorded(key) == 3 * (number + 1)
+    assert all(apart(messages[0]["ann"], other["ann"]) for other in messages[1:])
+
+
+@pytest.mark.parametrize("options", [LAPLACE, BY_CLIENT])
+@pytest.mark.parametrize("draw", [1, 77])
+def test_a_planted_release_is_not_sent(stream, tmp_path, key, options, draw):
+    path = tmp_path / "exp"
+    make(stream, path, 1, **options)
+    size = len(next(iter(sent(path, 1).values())))
+    owner = path / ("server" if options is LAPLACE else "clients/ann")
+    owner.mkdir(exist_ok=True)
+    planted = {"counts": np.zeros(size), "round": np.array(2), "draw": np.array(draw)}
+    save_file(planted, owner / "release.safetensors")
+    before = recorded(key)
+    inside("rounds", path).fails(1, f"{owner}/release.safetensors: changed since its release")
+    assert recorded(key) == before
+    inside("reset", path, "--round", 2).ok()
+    inside("rounds", path).ok()
+
+
+def test_a_key_has_one_record_whatever_its_name(stream, tmp_path, key, monkeypatch):
+    path = tmp_path / "exp"
+    make(stream, path, 1, **LAPLACE)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/name").symlink_to(key)
+    monkeypatch.setenv("FEDTOOLS_NOISE_KEY", str(tmp_path / "other/name"))
+    inside("rounds", path, "--to", 2).ok()
+    assert recorded(key) == 2 and not (tmp_path / "other/name.releases").exists()
+    (tmp_path / "other/name").unlink()
+    (tmp_path / "other/name").hardlink_to(key)
+    inside("rounds", path).fails(1, "the record of the releases")
+    config = ("--config", tmp_path / "exp.yaml", "--method", "fmp", "--data", f"train={stream}")
+    inside("init", tmp_path / "new", *config).fails(1, "a noise key with 2 hard links")
+    monkeypatch.setenv("FEDTOOLS_NOISE_KEY", str(key))
+    inside("rounds", path).fails(1, f"{key}: a noise key with 2 hard links")
+    (tmp_path / "other/name").unlink()
+    # A record that others can change is none.
+    beside = key.with_name(f"{key.name}.releases")
+    beside.chmod(0o777)
+    inside("rounds", path).fails(1, f"{beside}: another user can change this record")
+    beside.chmod(0o700)
+    inside("rounds", path).ok()
+
+
+def test_an_experiment_without_privacy_in_the_folder_of_one_with(stream, tmp_path, key):
+    """Begun by the user it is another one; made of the other by changing its options, it is not."""
+    path = tmp_path / "exp"
+    make(stream, path, 1, **LAPLACE)
+    shutil.rmtree(path)
+    make(stream, path, T)
+    assert (path / f"round_{T + 1:04d}/global.safetensors").exists()
 
 
 # Content of releases.

@@ -74,7 +74,9 @@ def _warn(federations: Sequence[Federation]) -> None:
     if any(one.nonce.fixed for one in records):
         print(f"warning: {FIXED_WARNING}", file=sys.stderr)
     for one, record in zip(federations, records, strict=True):
-        if not record.complete:
+        if record.complete:
+            record.check()
+        else:
             path = one.experiment.path
             problem = f"copies are not counted: {record.registry} is missing"
             print(f"warning: {path}: {problem}", file=sys.stderr)

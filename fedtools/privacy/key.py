@@ -23,6 +23,7 @@ import numpy as np
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
+from fedtools.files.locks import lock
 from fedtools.files.text_files import decode, open_input, read_text
 from fedtools.privacy.noise import Stream
 
@@ -125,24 +126,32 @@ def open_key(experiment: Path, option: str | Path | None = None) -> NoiseKey:
     return key
 
 
+def check_own(folder: Path) -> None:
+    """Raise a `UserError` if another user owns a folder next to the key, or can write to it."""
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        problem = "another user can change this record of the noise key"
+        raise UserError(problem, path=folder, remedy="use a key and a record of your own")
+
+
 def make_key(path: Path) -> None:
     """Create a key unless there is one; safe for several processes at once."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{secrets.token_hex(_BYTES)}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        # Unlike a rename, a link fails if another process was first.
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()
+    with lock(path.parent, path.name, wait=True):
+        if path.exists():
+            return
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"{secrets.token_hex(_BYTES)}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def read_key(path: Path) -> NoiseKey:
@@ -154,6 +163,10 @@ def read_key(path: Path) -> NoiseKey:
     remedy = "put the noise key back, or begin another experiment"
     with open_input(path, 1 << 10, remedy) as file:
         status, text = os.fstat(file.fileno()), decode(file.read(), path).strip()
+    if status.st_nlink != 1:
+        # Under another name the key would have another record of its releases.
+        problem = f"a noise key with {status.st_nlink} hard links"
+        raise UserError(problem, path=path, remedy="remove the others, and keep one")
     if stat.S_IMODE(status.st_mode) & 0o077:
         problem = f"other users can access the noise key (mode {status.st_mode & 0o777:o})"
         remedy = f"chmod 600 {path}, or create a new key if another user may have read it"

@@ -5,8 +5,11 @@
     EXP/clients/<client>/releases.tsv       the same for a client, where clients add the noise
     EXP/{server,clients/<client>}/release.safetensors
                                             the release of the open round
-    <key>.releases/<nonce>/<sender>.tsv     a second record, next to the key, with ...
+    <key>.releases/<nonce>/<sender>.tsv     the record that counts, next to the key, with ...
+    <key>.releases/<nonce>/<sender>.open    the release that is being written
     <key>.releases/<nonce>/{folder,clients} the experiment's first folder, and its clients
+    <key>.releases/<nonce>/sha256sums       sums of its configuration, data and list of clients
+    <key>.releases/<nonce>/replaced         exists once another experiment began in that folder
 
 The nonce is not secret. It is part of the label of all noise, so that two experiments never draw
 the same noise, even if everything else is equal.
@@ -17,6 +20,12 @@ message and repeats the round would get a second noise on the other clients' cou
 row but no file, as after a reset, the next draw has a new label and is counted too. No command
 removes a row.
 
+The server may write to the experiment's folder, so whatever protects a client is kept next to its
+key, and compared with that folder whenever counts are about to leave: the options of privacy and
+all others, the data, the list of clients, and which releases were drawn. The key and its record are
+found behind links by their real path, belong to the user, and cannot be changed by others. A
+release in the experiment's folder is used only if the record next to the key knows it.
+
 The record next to the key covers all folders with this nonce. A draw repeated in a copy of the
 experiment, or in a folder restored from a backup, has a new label and counts for all of them. A
 folder that was moved, or has another path on other machines, remains the same experiment. A key
@@ -25,8 +34,9 @@ the two machines do not know each other's draws. Nothing removes the record, so 
 experiments that were deleted.
 
 For tests, and to reproduce published tables, $FEDTOOLS_NONCE sets the nonce, with a warning and a
-mark. Then there is no record next to the key, and copies are not distinguished. Labels still
-contain the SHA-256 sums of configuration and data, so noise is equal only where all of these are.
+mark. Then there is no record next to the key, and copies are not distinguished. The mark alone
+does nothing: the variable must be set whenever noise is drawn. Labels still contain the SHA-256
+sums of configuration and data, so noise is equal only where all of these are.
 """
 
 from __future__ import annotations
@@ -36,21 +46,23 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fedtools.files.atomic import sha256, write_text
+from fedtools.files.atomic import atomic_path, sha256, write_text
 from fedtools.files.errors import UserError
+from fedtools.files.experiment import read_sums, write_sums
 from fedtools.files.locks import lock
 from fedtools.files.private import Private, make_private
 from fedtools.files.states import load_state, save_state
 from fedtools.files.tables import count, read_tsv, write_tsv
 from fedtools.files.text_files import read_lines, read_text
-from fedtools.privacy.key import key_path
+from fedtools.privacy.key import check_own, key_path
 
 NONCE, RELEASES = "nonce", "releases.tsv"
 VARIABLE = "FEDTOOLS_NONCE"
@@ -58,6 +70,8 @@ COLUMNS = ("round", "draw", "sha256")
 # The name of the server as a sender, which no client can have.
 SERVER_NAME = "-"
 _FIXED = " fixed"
+# In the record next to the key: the sums of these frozen files, and the mark of a folder's end.
+_PINNED, _PINS, _REPLACED = "sha256sums", ("config.yaml", "data.yaml", "clients.txt"), "replaced"
 FIXED_WARNING = (
     f"the nonce of the noise was set by {VARIABLE}: other experiments may have the same noise, and "
     "releases of copies are not counted; use it only for tests and to reproduce tables"
@@ -127,8 +141,7 @@ class Record:
             problem = "an experiment with privacy from a version whose noise had no nonce"
             raise UserError(problem, path=experiment, remedy="begin another one")
         self.nonce = Nonce.read(path)
-        key = key_path(option)
-        self.registry = key.with_name(f"{key.name}.releases") / self.nonce.text
+        self.registry = _registries(option) / self.nonce.text
 
     @staticmethod
     def begin(experiment: Path, option: str | Path | None = None) -> None:
@@ -141,6 +154,7 @@ class Record:
             registry.mkdir(mode=0o700)
             write_text(registry / "folder", f"{experiment.resolve()}\n")
             shutil.copyfile(experiment / "clients.txt", registry / "clients")
+            write_sums(registry / _PINNED, {name: experiment / name for name in _PINS})
 
     def others(self) -> dict[str, str]:
         """Return other experiments under the same key with releases of clients of the same names.
@@ -158,9 +172,44 @@ class Record:
         return found
 
     @property
+    def fixed(self) -> bool:
+        """Return whether the user of this process has fixed the nonce, and needs no record."""
+        return self.nonce.fixed and os.environ.get(VARIABLE) == self.nonce.text
+
+    @property
     def complete(self) -> bool:
         """Return whether the releases of other folders with this nonce are known."""
-        return self.nonce.fixed or self.registry.is_dir()
+        return self.fixed or self.registry.is_dir()
+
+    def check(self) -> None:
+        """Check that the experiment is the one that this user's record began with.
+
+        Raises:
+            UserError: if the record next to the key is missing, others can write to it, or the
+                experiment's frozen files differ from those it began with.
+        """
+        chosen = os.environ.get(VARIABLE, self.nonce.text)
+        if chosen not in ("", self.nonce.text):
+            problem = f"its nonce differs from {VARIABLE}"
+            raise UserError(problem, path=self._experiment, remedy="begin another experiment")
+        if not self.complete:
+            problem = f"the record of the releases of {self._experiment} is missing"
+            remedy = "put it back next to the key, or begin another experiment"
+            if self.nonce.fixed:
+                remedy = f"set {VARIABLE} to the nonce of a test, or begin another experiment"
+            raise UserError(problem, path=self.registry, remedy=remedy)
+        if self.fixed:
+            return
+        for folder in (self.registry, self.registry.parent):
+            check_own(folder)
+        pinned, remedy = self.registry / _PINNED, "begin another experiment"
+        if not pinned.exists():
+            problem = f"a version whose record did not cover options began {self._experiment}"
+            raise UserError(problem, path=self.registry, remedy=remedy)
+        for name, known in read_sums(pinned).items():
+            if not (path := self._experiment / name).is_file() or sha256(path) != known:
+                problem = f"not the one that the noise key's record began with ({pinned})"
+                raise UserError(problem, path=path, remedy=f"put it back, or {remedy}")
 
     def once(self, own: Private, sender: str, make: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return the written release of a round, or draw one with `make` and write it.
@@ -171,32 +220,32 @@ class Record:
             make: function from the number of the draw, from 1, to noisy counts, (V,).
 
         Raises:
-            UserError: if the record next to the key is missing, or the written release has changed.
+            UserError: as `check`, or if the written release is none of the record's.
         """
-        chosen = os.environ.get(VARIABLE, self.nonce.text)
-        if chosen not in ("", self.nonce.text):
-            problem = f"its nonce differs from {VARIABLE}"
-            raise UserError(problem, path=self._experiment, remedy="begin another experiment")
-        if not self.complete:
-            problem = f"the record of the releases of {self._experiment} is missing"
-            remedy = "put it back next to the key, or begin another experiment"
-            raise UserError(problem, path=self.registry, remedy=remedy)
+        self.check()
         # One lock per sender, which copies of the experiment share unless the nonce is fixed.
-        place = self._experiment if self.nonce.fixed else self.registry.parent
+        place = self._experiment if self.fixed else self.registry.parent
         with lock(place, f"{self.nonce.text}-{sender}", wait=True):
-            written = _read_release(own)
+            *others, trusted = self._paths(sender)
+            opened, written = trusted.with_suffix(".open"), _read_release(own)
             if written is None:
                 draw = 1 + max((row.draw for row in self.of(sender, own.number)), default=0)
+                counts = make(draw)
                 make_private(own.folder)
-                written = make(draw), draw
-                save_state(own.release, _tensors(written[0], own.number, draw))
-            counts, draw = written
-            row = Row(own.number, draw, sha256(own.release))
-            for path in self._paths(sender):
+                # Known to the record before it is in place: nobody else can put one there.
+                with atomic_path(own.release) as temporary:
+                    save_state(temporary, _tensors(counts, own.number, draw))
+                    row = Row(own.number, draw, sha256(temporary))
+                    _write(opened, [row])
+            else:
+                counts, draw = written
+                row = Row(own.number, draw, sha256(own.release))
+                if row not in (*_read(trusted), *_read(opened)):
+                    remedy = f"run fedtools reset --round {own.number}"
+                    raise UserError("changed since its release", path=own.release, remedy=remedy)
+            for path in (trusted, *others):
                 _add(path, row)
-            if len([one for one in _read(self._paths(sender)[0]) if one[:2] == row[:2]]) > 1:
-                remedy = f"run fedtools reset --round {own.number}"
-                raise UserError("changed since its release", path=own.release, remedy=remedy)
+            opened.unlink(missing_ok=True)
         return counts
 
     def of(self, sender: str, number: int | None = None) -> set[Row]:
@@ -205,9 +254,47 @@ class Record:
         return {row for row in rows if number in (None, row.number)}
 
     def _paths(self, sender: str) -> list[Path]:
+        """Return the paths of a sender's records; the last one cannot be changed by others."""
         own = self._experiment if sender == SERVER_NAME else self._experiment / "clients" / sender
-        registry = [] if self.nonce.fixed else [self.registry / f"{sender}.tsv"]
-        return [own / RELEASES, *registry]
+        return [own / RELEASES, *([] if self.fixed else [self.registry / f"{sender}.tsv"])]
+
+
+def check_unprotected(experiment: Path, option: str | Path | None = None) -> None:
+    """Raise a `UserError` if an experiment without privacy began with privacy, by a user's record.
+
+    Args:
+        experiment: the experiment's folder.
+        option: path of the key, see `fedtools.privacy.key.key_path`.
+    """
+    for registry in _of_folder(experiment, option):
+        problem = f"began with differential privacy, by {registry}; now its options have none"
+        raise UserError(problem, path=experiment, remedy="begin an experiment in another folder")
+
+
+def note_replaced(experiment: Path, option: str | Path | None = None) -> None:
+    """Note in a user's records that another experiment begins in a folder."""
+    for registry in _of_folder(experiment, option):
+        write_text(registry / _REPLACED, "")
+
+
+def _registries(option: str | Path | None) -> Path:
+    """Return the folder of all records of a key, next to the file itself and not to a link."""
+    key = Path(os.path.realpath(key_path(option)))
+    return key.with_name(f"{key.name}.releases")
+
+
+def _of_folder(experiment: Path, option: str | Path | None) -> list[Path]:
+    """Return the records of experiments that began in a folder and were not replaced there."""
+    here, found = str(experiment.resolve()), set[Path]()
+    for one in (option, None):
+        # Without a home folder there is no default key.
+        with suppress(UserError):
+            found.update(_registries(one).glob("*/folder"))
+    return [
+        path.parent
+        for path in sorted(found)
+        if read_text(path).strip() == here and not path.with_name(_REPLACED).exists()
+    ]
 
 
 def close(own: Private) -> None:
@@ -241,4 +328,8 @@ def _read(path: Path) -> list[Row]:
 def _add(path: Path, row: Row) -> None:
     rows = _read(path)
     if row not in rows:
-        write_tsv(path, COLUMNS, [dict(zip(COLUMNS, one, strict=True)) for one in [*rows, row]])
+        _write(path, [*rows, row])
+
+
+def _write(path: Path, rows: Sequence[Row]) -> None:
+    write_tsv(path, COLUMNS, [dict(zip(COLUMNS, one, strict=True)) for one in rows])

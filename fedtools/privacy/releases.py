@@ -120,6 +120,11 @@ class ReleasesOf(Releases):
         own = opened.own(sender, number) if sender else opened.at_server(number)
         return self.record.once(own, sender or SERVER_NAME, make)
 
+    def by_client(self, counts: np.ndarray, number: int, client: str) -> np.ndarray:
+        # Also where the server adds the noise: with other options, counts would leave without.
+        self.record.check()
+        return super().by_client(counts, number, client)
+
     @cached_property
     def _key(self) -> NoiseKey:
         return open_key(self._opened.path, self._option)
