@@ -43,7 +43,7 @@ esac
 case "$1 $2" in "-m fedtools") exec {client} "${{{kind}:-torch}}" "$@" ;; esac
 exec {python} "$@"
 """
-HEAVY = ("landscape.py", "price.py")
+HEAVY = ("begin.py", "landscape.py", "price.py")
 
 
 def make_folder(owner: int) -> Path:
@@ -57,7 +57,7 @@ def make_folder(owner: int) -> Path:
         "client": shlex.join(map(str, words)),
         "fedtools": shlex.quote(str(programs / "fedtools")),
         "python": shlex.quote(sys.executable),
-        "heavy": " | ".join(f"*local/{name}" for name in HEAVY),
+        "heavy": " | ".join(f"*/{name}" for name in HEAVY),
         "kind": KIND,
     }
     (folder / "bin").mkdir()

@@ -52,7 +52,7 @@ def recipe(tmp_path):
     script = tmp_path / "run.sh"
     (tmp_path / "utils").symlink_to(ROOT / "utils")
     (tmp_path / "exp" / "log").mkdir(parents=True)
-    (tmp_path / "exp" / "log" / "train.init.1.log").touch()
+    (tmp_path / "exp" / "log" / "train.init.log").touch()
     utils = shlex.quote(str(ROOT / "utils"))
     script.write_text(
         f"""set -euo pipefail
@@ -76,8 +76,10 @@ tabbed exp/one test --model start | decode_all decode
 )
 def test_recipes_decode_on_the_gpu(recipe, ngpu, train, decode):
     lines = run("bash", recipe, "--ngpu", ngpu).ok().out.splitlines()
-    assert [line.split()[1] for line in lines] == [train, train, decode, "train"]
-    assert all(f"--ngpu {ngpu}" in line for line in lines[:3])
+    # An experiment is begun, trained and decoded, and its lists are merged.
+    assert [line.split()[1] for line in lines] == ["train", train, decode, "train"]
+    assert all(f"--ngpu {ngpu}" in line for line in lines[1:3])
+    assert "utils/begin.py" in lines[0]
     assert "fedtools merge-nbest" in lines[3]
     assert lines[2] == (
         f"on {decode} --max-jobs-run 2 JOB=1:2 exp/log/decode.JOB.log utils/line.sh "

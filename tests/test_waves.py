@@ -148,7 +148,7 @@ def test_options_that_do_not_fit_are_told_in_one_line_before_any_training(recipe
     failed = run("bash", recipe / "run.sh")
     assert failed.err.count("\n") == 1 and "'nope'" in failed.err, failed.err
     assert failed.err.startswith("fedtools: ") and failed.code == 1
-    assert failed.err.endswith(" (log: exp/log/train.init.2.log)\n") and not trained(recipe)
+    assert failed.err.endswith(" (log: exp/log/train.init.log)\n") and not trained(recipe)
     order(recipe, one + later).ok()
     run("bash", recipe / "run.sh").ok()
     assert trained(recipe) == ["late", "one"]
@@ -156,7 +156,7 @@ def test_options_that_do_not_fit_are_told_in_one_line_before_any_training(recipe
     order(recipe, one + two + later.replace("rounds=2", "rounds=3")).ok()
     failed = run("bash", recipe / "run.sh")
     assert failed.code == 1 and failed.err.count("\n") == 1, failed.err
-    for part in ("fedtools: exp/late/config.yaml: ", "rounds", "(log: exp/log/train.begun.1.log)"):
+    for part in ("fedtools: exp/late/config.yaml: ", "rounds", "(log: exp/log/train.begun.log)"):
         assert part in failed.err
     assert not (recipe / "exp/two").exists()
     # Unless one of its initial files does not exist yet.

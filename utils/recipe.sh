@@ -188,7 +188,9 @@ printed() { sed '/^#/d' "$@"; } # logs
 train_waves() { # list, name of the logs, first and last wave (0: to the end), options of train.sh
     local waves first last=0
     [ -s "$1" ] || fail 1 "$1: no experiments"
-    begun "$1" "$3" | each "${train_cmd}" "$2.begun" utils/train.sh --config "${config}" --steps init
+    mkdir -p "${exp}/log"
+    begun "$1" "$3" >"${exp}/log/$2.begun.list"
+    begin "${exp}/log/$2.begun.log" "${exp}/log/$2.begun.list" 1 0
     mapfile -t waves < <(cut -f 1 "$1")
     while [ "${last}" -lt ${#waves[@]} ]; do
         first=$((last + 1)) last=$((last + 1))
@@ -240,12 +242,17 @@ begun() { # list, wave
     done <"$1"
 }
 
+# Begin the experiments of some lines of a list that waves.py made, and repeat each warning once.
+begin() { # log, list, its first and last line (0: to the end)
+    [ -s "$2" ] || return 0
+    ${cpu_cmd} "$1" utils/begin.py --nj "${nj}" "${config}" "${@:2}"
+    printed "$1" | awk '!seen[$0]++' >&2
+}
+
 train_wave() { # list, logs, its first and last line, options of train.sh
     local job wide=$(($4 - $3 + 1)) one=(utils/train.sh "${@:5}")
-    one+=(--config "${config}" --ngpu "${ngpu}" --nj "$((nj > wide ? nj / wide : 1))")
-    array "${train_cmd}" "${2/JOB/init.JOB}" "$1" "$3" "$4" "${one[@]}" --steps init
-    # Repeat the warnings of init.
-    for job in $(seq "$3" "$4"); do printed "${2/JOB/init."${job}"}"; done >&2
+    one+=(--ngpu "${ngpu}" --nj "$((nj > wide ? nj / wide : 1))")
+    begin "${2/JOB/init}" "$1" "$3" "$4"
     ! "${price:-false}" || price_wave "$@"
     if [ -z "${rounds_cmd:-}" ]; then
         array "${train_cmd}" "$2" "$1" "$3" "$4" "${one[@]}" --steps "rounds average"

@@ -1,15 +1,13 @@
 #!/usr/bin/env bash
-# Train one experiment: begin it, run its rounds, and average the best ones. A killed experiment
-# continues.
+# Train one experiment that begin.py has begun: run its rounds, and average the best ones. A killed
+# experiment continues.
 #
 #   train.sh [--option value]... WAVE EXP AWAITED [OPTION]...
 #
-# The arguments after the options are a line of a list that waves.py made; OPTIONs are those of fedtools
-# init.
+# The arguments after the options are a line of a list that waves.py made.
 set -euo pipefail
 
-config=                 # configuration of the experiments
-steps="init rounds average"     # some of these
+steps="rounds average"  # one of these, or both
 nj=1                    # clients that train at the same time; no result depends on it
 ngpu=0                  # 1: train on a GPU
 to=                     # the last round; default: the config's
@@ -24,7 +22,6 @@ help_message="Usage: $0 [--option value]... WAVE EXP AWAITED [OPTION]..."
 exp=$2
 for step in ${steps}; do
     case ${step} in
-        init) fedtools init "${exp}" --config "${config}" "${@:4}" ;;
         rounds)
             fedtools rounds "${exp}" --nj "${nj}" --ngpu "${ngpu}" ${to:+--to "${to}"} \
                 ${evaluate:+--evaluate "${evaluate}"}
