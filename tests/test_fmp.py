@@ -404,7 +404,7 @@ def test_sweeps_of_the_papers_mechanism(stream, tmp_path, cli, set_key, monkeypa
 def test_draws_of_noise(stream, tmp_path, key, cli):
     """All draws differ, the first is that of a sweep without draws; without noise there is one."""
     options = ("--set", f"rounds={T}", "--set", "mechanism=laplace", "--set", "cap=6")
-    options += ("--set", "scale=2", "--vary", "epsilon=0.2,1e6")
+    options += ("--set", "scale=2", "--vary", "epsilon=0.2,1e9")
     tables = {}
     for draws in (1, 4):
         # One nonce for both.

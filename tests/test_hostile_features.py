@@ -164,6 +164,29 @@ def test_far_more_than_others(world, sent, tmp_path, frames, what, monkeypatch):
     assert 1 <= len(of_client["in"]) == most
 
 
+def test_clients_that_have_most_of_the_servers_data_are_named(world, tmp_path):
+    """Each is within its bound, 20 times the median, and two of eight have more than half."""
+    names = [f"c{number}" for number in range(8)]
+    some_data(tmp_path / "train", dict.fromkeys(names, 2), 0)
+    some_data(tmp_path / "valid", dict.fromkeys(names, 1), 1)
+    for name in ("plain.yaml", "tokens"):
+        (tmp_path / name).symlink_to(world / name)
+    path = sending(tmp_path, tmp_path / "exp")
+    width = next(iter(list_of(path, "c0").values())).shape[1]
+    random = np.random.default_rng(0)
+    honest = sum(map(len, list_of(path, "c0").values()))
+    for name in names[:2]:
+        lie(path, name, [random.standard_normal((honest // 4, width)) for _ in range(40)])
+    told = inside("aggregate", path).ok().err
+    frames = {name: sum(map(len, list_of(path, name).values())) for name in names}
+    shares = [frames[name] / sum(frames.values()) for name in names[:2]]
+    each = ", ".join(f"{name} ({share:.0%})" for name, share in zip(names, shares, strict=False))
+    assert f"round 1: 2 of 8 clients have {sum(shares):.0%} of all frames: {each}\n" in told
+    assert refused(path) == {"c0": "large share", "c1": "large share"}
+    # They are used all the same.
+    inside("rounds", path).ok()
+
+
 def list_of(path: Path, client: str) -> dict[str, np.ndarray]:
     import kaldiio
 

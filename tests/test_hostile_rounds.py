@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import keyword_world
 import numpy as np
 import pytest
+import rescored_world
 import yaml
 from conftest import inside, ledger
 from rescored_world import make_stream
@@ -237,6 +239,73 @@ def test_counts_that_nobody_has(stream, tmp_path, monkeypatch, change, said, opt
     jobs = {first_of(path, job): job for job in (1, 2, 3)}
     assert lie(path, change, jobs["bob"]) == "bob"
     assert_refused(path, expected, said, "bob")
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory) -> Path:
+    """Make a stream of twenty clients who say about as much."""
+    names = tuple(f"u{number:02d}" for number in range(20))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rescored_world, "CLIENTS", names)
+        return make_stream(tmp_path_factory.mktemp("crowd") / "stream", utterances=24)
+
+
+@pytest.mark.parametrize(
+    ("options", "lowered"),
+    [
+        ({}, True),
+        ({"sends": "increments"}, True),
+        ({"privacy": {"mechanism": "paper", "epsilon": 1.0}}, True),
+        ({"privacy": {**LAPLACE, "epsilon": 1e6, "trust": "client"}}, True),
+        ({"privacy": {**LAPLACE, "unit": "user", "cap": 100.0}}, False),
+        ({"privacy": {**LAPLACE, "unit": "word"}, "max_words": 100.0}, False),
+    ],
+)
+def test_one_of_twenty_clients_has_no_word_to_itself(crowd, tmp_path, key, options, lowered):
+    """Its counts are bounded by the others' or, where that would leak them, by a public number."""
+    path = counting(crowd, tmp_path / "exp", **options)
+    tensors = path / "round_0001/update.1.safetensors"
+    found = load_file(tensors)
+    (liar, *_) = rows_of(path / "round_0001/update.1.tsv")[1]
+    honest = np.median(np.abs(found["counts"]).sum(1))
+    found["counts"][0] = 0
+    found["counts"][0, 5] = 150_000 if lowered else 100
+    save_file(found, tensors)
+    told = inside("aggregate", path).ok().err
+    counts = load_file(path / "round_0002/global.safetensors")["counts"]
+    if "paper" not in str(options):
+        assert counts[5] / counts.sum() < 0.5
+    status = {row["client"]: row["status"] for row in ledger(path)}
+    assert status[liar] == ("weight lowered" if lowered else "ok")
+    if lowered:
+        (amount,) = re.findall(rf"{liar}: counts of 150000 in all lowered to ([0-9.]+)", told)
+        assert 4 * honest < float(amount) < 9 * honest
+    assert {one for name, one in status.items() if name != liar} == {"ok"}
+
+
+def test_a_client_with_most_of_the_counts_is_named(crowd, tmp_path, key):
+    """Where nothing else than a public number bounds it."""
+    path = counting(crowd, tmp_path / "exp", privacy={**LAPLACE, "unit": "word"})
+    tensors = path / "round_0001/update.1.safetensors"
+    found = load_file(tensors)
+    found["counts"][0, 5] = 150_000
+    save_file(found, tensors)
+    told = inside("aggregate", path).ok().err
+    (liar, *_) = rows_of(path / "round_0001/update.1.tsv")[1]
+    assert f"round 1: 1 of 20 clients has 99% of all counts: {liar} (99%)" in told
+    status = {row["client"]: row["status"] for row in ledger(path)}
+    assert [name for name, one in status.items() if one == "large share"] == [liar]
+
+
+def test_what_one_client_may_have_is_said_at_init(crowd, tmp_path, key):
+    config = {"task": "rescore", "rounds": 2}
+    for unit, said in (("word", True), ("utterance", True), ("user", False)):
+        config["method_conf"] = {"privacy": {**LAPLACE, "unit": unit}}
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+        arguments = ("--config", tmp_path / "c.yaml", "--method", "fmp")
+        told = inside("init", tmp_path / unit, *arguments, "--data", f"train={crowd}").ok().err
+        warned = "max_words of 30000 lets one dishonest client have 9"
+        assert (warned in told) == said
 
 
 @pytest.mark.parametrize("trust", ["server", "client"])

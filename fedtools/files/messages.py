@@ -36,9 +36,9 @@ COLUMNS = ("client", "utterances", "steps", "loss", "seconds", "bytes", "base", 
 
 # Statuses of messages that count. With COLLAPSED, nearly all pseudo-labels were empty, so that the
 # model is learning to output nothing. With CAPPED, the server has lowered the weight, by
-# `Method.max_weight_ratio`.
-OK, COLLAPSED, CAPPED = "ok", "collapsed", "weight lowered"
-COUNTED = OK, COLLAPSED, CAPPED
+# `Method.max_weight_ratio`. With LARGE, a few clients have most of what the server uses.
+OK, COLLAPSED, CAPPED, LARGE = "ok", "collapsed", "weight lowered", "large share"
+COUNTED = OK, COLLAPSED, CAPPED, LARGE
 COLLAPSED_FROM = 0.95  # share of empty labels in a round
 
 # Far more than any client has, or can do.

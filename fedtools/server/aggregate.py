@@ -63,6 +63,7 @@ def combine(
     bound: Bound | None = None,
     normalise: bool = True,
     min_clients: int = 1,
+    totals: dict[str, float] | None = None,
 ) -> list[Refusal]:
     """Write sum_k w_k x_k / sum_k w_k over the clients' tensors x_k as a state.
 
@@ -81,6 +82,7 @@ def combine(
         bound: bound on the norms of updates.
         normalise: whether to divide by the sum of weights; False is for counts.
         min_clients: the fewest usable updates; with fewer, nothing is written.
+        totals: filled with client -> the sum of magnitudes in the tensors that `values` bounds.
 
     Returns:
         The clients refused here.
@@ -96,7 +98,7 @@ def combine(
     refusals: list[Refusal] = []
     # Each refusal changes the median, which can lead to further refusals.
     while len(kept) >= max(1, min_clients):
-        found = _sum(kept, out_path, spec, values or {}, bound, normalise)
+        found = _sum(kept, out_path, spec, values or {}, bound, normalise, totals)
         if not found:
             break
         refusals += [Refusal(client, why) for client, why in found.items()]
@@ -143,6 +145,7 @@ def _sum(
     values: Mapping[str, Values],
     bound: Bound | None,
     normalise: bool,
+    totals: dict[str, float] | None,
 ) -> dict[str, str]:
     """Write the weighted sum and return {}, or return client -> reason for refusals."""
     messages, weights = [one for one, _ in weighted], [weight for _, weight in weighted]
@@ -161,7 +164,7 @@ def _sum(
             file.flush()
             base = (bound.base, read_layout(bound.base)) if bound else None
             work = _Work(messages, scaled, total, layout, values, base)
-            squares = work.run(file.fileno())
+            squares, magnitudes = work.run(file.fileno())
             if bound and (far := _outside(messages, squares, bound.ratio)):
                 raise _Refused(far)
     except _Refused as refused:
@@ -171,6 +174,9 @@ def _sum(
                 "an update changed while it was read", remedy="run the command again"
             ) from None
         return bad
+    if totals is not None:
+        totals.clear()
+        totals |= zip((one.client for one in messages), magnitudes.tolist(), strict=True)
     return {}
 
 
@@ -249,8 +255,12 @@ class _Work(NamedTuple):
     values: Mapping[str, Values]
     base: tuple[Path, Layout] | None
 
-    def run(self, out: int) -> dict[str, np.ndarray]:
-        """Write the sum to a file; return part -> squared norms, (messages,)."""
+    def run(self, out: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Write the sum to a file.
+
+        Returns:
+            part -> squared norms, (messages,), and the sums of magnitudes of all bounded tensors.
+        """
         # Pieces are disjoint and do not depend on the number of threads, so the bits do not either.
         threads = min(4, len(os.sched_getaffinity(0)))
         with ThreadPoolExecutor(threads) as pool:
@@ -259,11 +269,13 @@ class _Work(NamedTuple):
         squares: dict[str, np.ndarray] = {}
         for one in found:
             squares[_part_of(one.name)] = squares.get(_part_of(one.name), 0.0) + one.squares
+        every = np.zeros(len(self.messages))
         for name, bounds in self.values.items():
             magnitudes = [one.magnitudes for one in found if one.name == name]
             totals = sum(magnitudes, np.zeros(len(self.messages)))
             _check_totals(self.messages, name, totals, bounds)
-        return squares
+            every += totals
+        return squares, every
 
     def _fill(self, out: int, first: int, step: int) -> list[_Summed]:
         """Sum and write the pieces with numbers `first`, `first + step`, ..."""

@@ -9,19 +9,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedtools.files.atomic import scratch_dir
-from fedtools.files.errors import UserError
+from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
-from fedtools.files.messages import CAPPED, COLLAPSED, OK, Message, Payload, Refusal, status_of
+from fedtools.files.messages import (
+    CAPPED,
+    COLLAPSED,
+    LARGE,
+    OK,
+    Message,
+    Payload,
+    Refusal,
+    status_of,
+)
 from fedtools.files.states import load_state, save_state
 from fedtools.models.adaptation import combine_of
 from fedtools.server.aggregate import Bound, check_min_clients
 from fedtools.server.products import Adapters, combine_models
-from fedtools.server.shares import Rules, most_of, weights_of
+from fedtools.server.shares import Rules, dominant, most_of, weights_of
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from fedtools.client.client import Client
 
 # The sum of client messages -> what the server publishes of it.
@@ -113,7 +122,11 @@ class Server:
         bound = Bound(self.state, self._rules.max_norm_ratio)
         self._combine(self._weights(), bound, self.next_state)
 
-    def sum(self, step: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None) -> None:
+    def sum(
+        self,
+        step: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+        relative: bool = True,
+    ) -> None:
         """Compute the next state from the sum of what clients sent: counts, not models.
 
         The sum is released as the task defines, possibly with noise; before that it is stored only
@@ -122,13 +135,23 @@ class Server:
         Args:
             step: function from a tensor of this round's state and the released sum to the tensor of
                 the next state; by default the released sum.
+            relative: whether counts of a client that add up to far more than the median client's
+                are scaled down (`Method.max_weight_ratio`). Noise that the server adds afterwards
+                does not cover this: one utterance could change how all others are counted.
         """
         if not self.messages:
             self.keep()
             return
         with scratch_dir(self._own.folder) as folder:
-            self._combine([1.0] * len(self.messages), None, folder / "sum.safetensors")
-            found = load_state(folder / "sum.safetensors")
+            path, totals = folder / "sum.safetensors", dict[str, float]()
+            self._combine([1.0] * len(self.messages), None, path, totals)
+            if relative and (weights := self._lowered(totals)):
+                self._combine(weights, None, path, totals)
+            else:
+                weights = [1.0] * len(self.messages)
+            amounts = [totals[one.client] for one in self.messages]
+            self._note_shares(np.multiply(weights, amounts).tolist(), "counts")
+            found = load_state(path)
         if self._release:
             found = {name: self._release(total) for name, total in found.items()}
         if step:
@@ -136,7 +159,42 @@ class Server:
             found = {name: step(state[name], released) for name, released in found.items()}
         save_state(self.next_state, found)
 
-    def _combine(self, weights: Sequence[float], bound: Bound | None, out: Path) -> None:
+    def _lowered(self, totals: Mapping[str, float]) -> list[float]:
+        """Return factors that lower the clients' totals to the most allowed; [] if none is over."""
+        amounts = [totals[message.client] for message in self.messages]
+        most = most_of(amounts, self._rules.max_weight_ratio)
+        for index, amount in enumerate(amounts):
+            if amount > most:
+                self._lower(index, f"counts of {amount:g} in all lowered to {most:g}")
+        over = any(amount > most for amount in amounts)
+        return [min(1.0, most / amount) if amount else 1.0 for amount in amounts] if over else []
+
+    def _note_shares(self, amounts: Sequence[float], what: str) -> None:
+        """Name the clients that together have most of what the server uses, and mark them.
+
+        Args:
+            amounts: what is used of each message.
+            what: what it is.
+        """
+        large = dominant(amounts)
+        if not large:
+            return
+        total = sum(amounts)
+        named = some([f"{self.messages[at].client} ({amounts[at] / total:.0%})" for at in large])
+        share, have = sum(amounts[at] for at in large) / total, "has" if len(large) == 1 else "have"
+        few = f"{len(large)} of {len(amounts)} clients {have} {share:.0%} of all {what}: {named}"
+        print(f"round {self.round.number}: {few}", file=sys.stderr)
+        for at in large:
+            if self.messages[at].status == OK:
+                self.messages[at] = replace(self.messages[at], status=LARGE)
+
+    def _combine(
+        self,
+        weights: Sequence[float],
+        bound: Bound | None,
+        out: Path,
+        totals: dict[str, float] | None = None,
+    ) -> None:
         if not self.messages:
             # Poisson sampling may draw no client.
             self.keep()
@@ -152,6 +210,7 @@ class Server:
             bound=bound,
             normalise=bound is not None,
             min_clients=self._least,
+            totals=totals,
         )
         sizes = {message.client: message.bytes for message in self.messages}
         self.refusals += [replace(one, bytes=sizes[one.client]) for one in found]
@@ -176,6 +235,8 @@ class Server:
             for index, amount in enumerate(amounts):
                 if amount > most:
                     self._lower(index, f"only {most:g} of {amount} {what} are used")
+            if what == "frames":
+                self._note_shares([min(amount, most) for amount in amounts], what)
 
     def _lower(self, index: int, what: str) -> None:
         message = self.messages[index]

@@ -11,6 +11,9 @@ from typing import Protocol
 from fedtools.files.ark import FeatureReader
 from fedtools.files.messages import Message
 
+# A client has a large share with this many times the mean client's.
+_LARGE = 3.0
+
 
 class Rules(Protocol):
     """The options of `fedtools.methods.base.Method` that the server uses."""
@@ -38,6 +41,17 @@ def most_of(amounts: Sequence[float], ratio: float) -> float:
     """
     given = [amount for amount in amounts if amount > 0]
     return ratio * statistics.median_low(given) if ratio and given else math.inf
+
+
+def dominant(amounts: Sequence[float]) -> list[int]:
+    """Return the positions of the amounts that are more than half of all, if these are few.
+
+    These are the amounts that each exceed three times the mean; [] if together they are no more
+    than half of the sum.
+    """
+    total = sum(amounts)
+    large = [at for at, one in enumerate(amounts) if one * len(amounts) > _LARGE * total]
+    return large if 2 * sum(amounts[at] for at in large) > total else []
 
 
 def weights_of(rules: Rules, messages: Sequence[Message]) -> list[float]:

@@ -26,13 +26,16 @@ from fedtools.privacy.incoming import bounds_on_counts
 from fedtools.privacy.key import RECORD as KEY_RECORD
 from fedtools.privacy.key import open_key
 from fedtools.privacy.marginals import PAPER_WARNING
-from fedtools.privacy.options import LAPLACE, NONE, PAPER
+from fedtools.privacy.options import LAPLACE, NONE, PAPER, USER
 from fedtools.privacy.record import NONCE, Record, check_unprotected, note_replaced
 from fedtools.privacy.releases import ReleasesOf
 from fedtools.tasks.base import NewExperiment, State, Task
 from fedtools.tasks.rescore.clients import Clients
 from fedtools.tasks.rescore.protection import Protection
 from fedtools.tasks.rescore.spoken import check_planned, check_split, measure_text
+
+# The share of all counts above which a client's bound is too large to be silent about.
+_LARGE_SHARE = 0.5
 
 
 class RescoreTask(Task[FMP]):
@@ -78,7 +81,7 @@ class RescoreTask(Task[FMP]):
         stream = open_stream(new.data["train"])
         rescored = stream.rescored
         if method.protection.mechanism != NONE:
-            _check_words(stream, method.max_words, new.data["train"])
+            _check_words(stream, method, new.data["train"])
         warn_of_no_lm(rescored, method.part(Weights), new.data["train"] / NBEST)
         state = {"counts": np.zeros(len(rescored.vocabulary))}
         return state, state
@@ -163,12 +166,25 @@ def _check_sampling(method: FMP, sampled: float | int | None, where: str) -> Non
         raise UserError(problem, path=where, remedy=remedy)
 
 
-def _check_words(stream: Stream, most: float, path: Path) -> None:
-    """Raise a `UserError` if an honest client could be refused for its words, which leaks them."""
-    rescored = stream.rescored
+def _check_words(stream: Stream, method: FMP, path: Path) -> None:
+    """Check the bound on a client's words, which must not depend on the data.
+
+    Prints a warning if it lets one dishonest client have most of the counts.
+
+    Raises:
+        UserError: if an honest client could be refused for its words, which leaks them.
+    """
+    rescored, most = stream.rescored, method.max_words
     longest = np.maximum.reduceat(np.diff(rescored.first_word), rescored.first_hypothesis[:-1])
-    for client, run in stream.runs.items():
-        if (words := int(longest[run].sum())) > most:
-            problem = f"client {client!r} may count {words} words, over max_words of {most:g}"
+    words = {client: int(longest[run].sum()) for client, run in stream.runs.items()}
+    for client, counted in words.items():
+        if counted > most:
+            problem = f"client {client!r} may count {counted} words, over max_words of {most:g}"
             remedy = "with privacy, raise method_conf.max_words: a refusal would leak these words"
             raise UserError(problem, path=path, remedy=remedy)
+    share = most / (most + sum(words.values()) - max(words.values()))
+    if method.bounds_sums or method.protection.unit == USER or share <= _LARGE_SHARE:
+        return
+    problem = f"max_words of {most:g} lets one dishonest client have {share:.0%} of all counts"
+    remedy = "lower it to what is publicly known of a client's words, or take unit: user"
+    print(f"warning: {path}: {problem}; {remedy}", file=sys.stderr)
