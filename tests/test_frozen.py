@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import kaldiio
 import keywords
 import numpy as np
 import pytest
@@ -476,6 +477,29 @@ def test_another_clip_is_another_key(world: Path, tmp_path: Path):
     np.testing.assert_array_equal(np.load(after)[5], np.load(after)[6])
 
 
+def test_other_features_are_another_key(world: Path, tmp_path: Path):
+    """Utterances of the same names and lengths, with other values."""
+    model = {"adapt": HEAD, "cache_frozen": True}
+    begin(world, tmp_path / "one", "asr", model=model).ok()
+    inside("rounds", tmp_path / "one", "--to", 1).ok()
+    data = shutil.copytree(data_of(tmp_path / "one"), data_of(tmp_path / "two"))
+    found = sorted((data / "train/frozen").glob("*/*.npy"))
+    before = {path.parent.name: (path.name, np.load(path)) for path in found}
+    assert before
+    table = (world / "speech/train/feats.scp").read_text().splitlines()
+    matrices = [(line.split()[0], kaldiio.load_mat(line.split()[1])) for line in table]
+    places = write_ark(data / "train/feats.ark", [(name, one + 1) for name, one in matrices])
+    lines = [f"{name} {place}\n" for name, place in places.items()]
+    (data / "train/feats.scp").write_text("".join(lines))
+    begin(world, tmp_path / "two", "asr", data=data, model=model).ok()
+    inside("rounds", tmp_path / "two", "--to", 1).ok()
+    for path in (data / "train/frozen").glob("*/*.npy"):
+        name, values = before[path.parent.name]
+        assert path.name.split(".")[0] != name.split(".")[0]
+        assert path.name.split(".")[1] == name.split(".")[1]
+        assert np.abs(np.load(path) - values).max() > 1e-3
+
+
 PARTS = [[(2, 3)], [(0, 1), (3, 5)], [(1, 2)]]
 VALUES = np.arange(10, dtype="f4").reshape(5, 2)
 
@@ -542,10 +566,13 @@ def test_a_kill_loses_a_part_at_most(tmp_path: Path):
     assert asked == [PARTS, [PARTS[0], PARTS[2]], [PARTS[2]]]
     np.testing.assert_array_equal(np.load(place.path), VALUES)
     lines = place.sums.read_text().splitlines()
-    assert sorted(lines) == [
-        f"{first} {last} {hashlib.sha256(VALUES[first:last].astype('<f2').tobytes()).hexdigest()}"
-        for first, last in sorted(part for batch in PARTS for part in batch)
+    name = f"frozen/{'0' * 16}.{'1' * 16}\n".encode()
+    sums = [
+        (*part, hashlib.sha256(name + VALUES[slice(*part)].astype("<f2").tobytes()).hexdigest())
+        for batch in PARTS
+        for part in batch
     ]
+    assert sorted(lines) == ["{} {} {}".format(*one) for one in sorted(sums)]
 
 
 def test_only_parts_that_are_used_are_compared_with_their_sums(tmp_path: Path):
@@ -559,6 +586,43 @@ def test_only_parts_that_are_used_are_compared_with_their_sums(tmp_path: Path):
     for rows in ([3], [0, 4]):
         with pytest.raises(UserError, match="rows 3 to 4 do not have the sum"):
             outputs.check(np.array(rows))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\x93NUMPY\x01\x00" + (9990).to_bytes(2, "little") + b"{'descr':" + b"(" * 9981,
+        b"\x93NUMPY\x01\x00v\x00{'descr':'<f2','fortran_order':False,'shape':(99999999999999999999,)}",
+        b"\x93NUMPY\x02\x00\x00\x00\x00\x80{",
+        b"",
+    ],
+)
+def test_a_crafted_header_is_damage(tmp_path: Path, header: bytes):
+    place = place_in(tmp_path)
+    place.make(PARTS, computed)
+    values = place.path.read_bytes()
+    place.path.write_bytes(header + values[len(header) :])
+    with pytest.raises(UserError, match="missing or damaged; remove it"):
+        place_in(tmp_path).open()
+    # Cut within the values.
+    place.path.write_bytes(values[:-3])
+    with pytest.raises(UserError, match="missing or damaged; remove it"):
+        place_in(tmp_path).open()
+
+
+def test_another_owners_file_is_damage(tmp_path: Path):
+    """Of the same shape, and with its own sums; also that of other data, or of another model."""
+    one, two = (Place(tmp_path / name, "0" * 16, "1" * 16, (5, 2), "float16") for name in "ab")
+    others = [Place(tmp_path / "a", *hashes, (5, 2), "float16") for hashes in ("2" * 2, "01")]
+    for place in (one, two, *others):
+        place.make(PARTS, computed)
+        assert (place.open().rows(0, 5) == VALUES).all()
+        for source, target in ((one.path, place.path), (one.sums, place.sums)):
+            if place is not one:
+                shutil.copyfile(source, target)
+        if place is not one:
+            with pytest.raises(UserError, match="do not have the sum"):
+                place.open().rows(0, 5)
 
 
 def test_outputs_of_other_models_stay_and_of_other_data_go(tmp_path: Path):

@@ -32,7 +32,7 @@ LAPLACE = {
     "groups": "clock",
     "span": SPAN,
     # Known of each of three clients, so that init does not warn of one's share.
-    "max_words": 40.0,
+    "max_words": 50.0,
 }
 BY_CLIENT = {**LAPLACE, "privacy": {**LAPLACE["privacy"], "trust": "client"}}
 NONCE = "0123456789abcdef" * 2

@@ -2,12 +2,13 @@
 
     DATA/frozen/<data>.<model>.npy            for a whole data set, such as all clients' clips
     DATA/frozen/<owner>/<data>.<model>.npy    for the utterances of one client, or of one speaker
-    .../<data>.<model>.sums                   first row, last row + 1 and SHA-256 of each part
+    .../<data>.<model>.sums                   first row, last row + 1 and sum of each part
 
 They lie beside the data, so that all experiments on these data share them. Each file is an array in
 numpy's format, whose first dimension counts clips, or positions with all utterances end to end. Its
 name has a hash of the data, and one of all else that the values depend on: model, layers, batches
-and number format. Outputs of data that were replaced are removed.
+and number format. A sum is the SHA-256 of that name, the owner and the values, so that no file
+passes for another. Outputs of data that were replaced are removed.
 
 Parts are written one by one, each followed by its line of sums, so that after a kill the same
 command goes on with the next part; the file is complete if its parts are. A part is compared with
@@ -34,7 +35,7 @@ from fedtools.files.locks import lock
 
 _FOLDER, _DIGITS = "frozen", 16
 # To be increased whenever the computation changes.
-_VERSION = 2
+_VERSION = 3
 # Each mapped file takes a file descriptor.
 _MAPPED = 128
 _LINE = re.compile(r"([0-9]{1,15}) ([0-9]{1,15}) ([0-9a-f]{64})\n")
@@ -121,7 +122,7 @@ class Place:
 
     def _take_up(self) -> dict[Part, str]:
         """Return the parts that a killed process has left, and make the files hold no others."""
-        header = self._header()
+        header = self.header
         done: dict[Part, str] = {}
         if self.path.is_file():
             with open(self.path, "rb") as file:
@@ -129,7 +130,7 @@ class Place:
                     for (first, last), digest in read_parts(self.sums).items():
                         file.seek(len(header) + first * self._width)
                         values = file.read((last - first) * self._width)
-                        if hashlib.sha256(values).hexdigest() == digest:
+                        if self.sum_of(values) == digest:
                             done[first, last] = digest
         if not done:
             # First the sums, or they would stand for values that are not there.
@@ -139,7 +140,7 @@ class Place:
         return done
 
     def _write(self, batches: Sequence[Sequence[Part]], compute: Compute) -> None:
-        begin = len(self._header())
+        begin = len(self.header)
         # Not through a memory map: on a full disk, that would kill the process.
         with open(self.path, "r+b") as file, open(self.sums, "a", encoding="ascii") as sums:
             for batch, found in zip(batches, compute(batches), strict=True):
@@ -150,21 +151,29 @@ class Place:
                     file.seek(begin + first * self._width)
                     file.write(values)
                     file.flush()
-                    sums.write(_line((first, last), hashlib.sha256(values).hexdigest()))
+                    sums.write(_line((first, last), self.sum_of(values)))
                 sums.flush()
             os.fsync(file.fileno())
             os.fsync(sums.fileno())
+
+    def sum_of(self, values: bytes | memoryview) -> str:
+        """Return the sum of a part's values at this place."""
+        digest = hashlib.sha256(f"{self.folder.name}/{self.path.stem}\n".encode())
+        digest.update(values)
+        return digest.hexdigest()
+
+    @property
+    def header(self) -> bytes:
+        """Return the beginning of the file, before the first row."""
+        file, kind = BytesIO(), np.dtype(self.dtype).str
+        description = {"descr": kind, "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(file, description)
+        return file.getvalue()
 
     @property
     def _width(self) -> int:
         """Return the size of a row in bytes."""
         return self.size // max(self.shape[0], 1)
-
-    def _header(self) -> bytes:
-        file, kind = BytesIO(), np.dtype(self.dtype).str
-        description = {"descr": kind, "fortran_order": False, "shape": self.shape}
-        np.lib.format.write_array_header_1_0(file, description)
-        return file.getvalue()
 
     def open(self) -> Outputs:
         """Map the file; raise a `UserError` if it is missing or damaged."""
@@ -189,14 +198,17 @@ class Outputs:
     """
 
     def __init__(self, place: Place):
+        # Compared, not parsed: numpy's parser fails on crafted headers in many ways.
+        header = place.header
+        with open(place.path, "rb") as file:
+            if file.read(len(header)) != header:
+                raise ValueError("another array")
         # Mapped copy on write, because torch warns of arrays that it cannot write to.
-        self.values: np.ndarray = np.lib.format.open_memmap(place.path, "c")
-        if (self.values.shape, self.values.dtype) != (place.shape, np.dtype(place.dtype)):
-            raise ValueError("another array")
+        self.values: np.ndarray = np.memmap(place.path, place.dtype, "c", len(header), place.shape)
         parts = sorted(read_parts(place.sums).items())
         if _rows(dict(parts)) != place.shape[0]:
             raise ValueError("parts are missing")
-        self._path = place.path
+        self._place = place
         self._parts, self._digests = [part for part, _ in parts], [one for _, one in parts]
         self._firsts = np.array([first for first, _ in self._parts])
         self._unread = np.ones(len(parts), bool)
@@ -206,14 +218,11 @@ class Outputs:
         found = np.searchsorted(self._firsts, rows, "right") - 1
         for number in np.unique(found[self._unread[found]]).tolist():
             first, last = self._parts[number]
-            if hashlib.sha256(self.values[first:last].data).hexdigest() != self._digests[number]:
-                problem = f"damaged: rows {first} to {last - 1} do not have the sum in {self._sums}"
-                raise UserError(problem, path=self._path, remedy=_REMEDY)
+            if self._place.sum_of(self.values[first:last].data) != self._digests[number]:
+                sums = self._place.sums.name
+                problem = f"damaged: rows {first} to {last - 1} do not have the sum in {sums}"
+                raise UserError(problem, path=self._place.path, remedy=_REMEDY)
             self._unread[number] = False
-
-    @property
-    def _sums(self) -> str:
-        return self._path.with_suffix(".sums").name
 
     def rows(self, first: int, last: int) -> np.ndarray:
         """Return rows `first` to `last` - 1, checked and still memory-mapped."""
