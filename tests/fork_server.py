@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from covered import measure_fork
+from fork_code import keep_code
 
 # Kills its process, and group, when the file descriptor it is set for becomes readable: fcntl.h.
 F_SETSIG = 10
@@ -111,6 +112,7 @@ def preload(names: Iterable[str]) -> None:
     """Import modules once, for all forks; start no thread."""
     for name in names:
         importlib.import_module(name)
+    keep_code("torch" in sys.modules)
     # What packages undo at the exit of a process that is about to end.
     for finalizer in tuple(weakref.finalize._registry):
         finalizer.atexit = False

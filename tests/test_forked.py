@@ -279,3 +279,26 @@ def test_nobody_reads_what_it_says(programs, environment):
         os.close(writer)
         found.append(done.returncode)
     assert found[0] == found[1] != 0
+
+
+def test_a_server_keeps_code_but_not_that_of_a_changed_module(tmp_path):
+    (tmp_path / "fedtools").mkdir()
+    module = tmp_path / "fedtools/one.py"
+    module.write_text(
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass One:\n    x: int = 1\n"
+    )
+    program = """
+import sys
+from pathlib import Path
+import fork_code
+fork_code.ROOT = Path.cwd()
+sys.path.insert(0, "")
+fork_code.keep_code(True)
+assert not [name for name in sys.modules if name.startswith("fedtools")]
+module = Path("fedtools/one.py")
+module.write_text(module.read_text() + "y = 2\\n")
+from fedtools.one import One, y
+assert (One(), One(3).x, y, One() == One(1)) == (One(1), 3, 2, True)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
