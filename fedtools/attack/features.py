@@ -26,7 +26,7 @@ from fedtools.files.perturb import speakers_of, unperturbed
 from fedtools.files.seeds import generator
 from fedtools.files.sent_features import feature_paths, open_sent, sent_names
 from fedtools.methods.decouplefl import DecoupleFL
-from fedtools.models.asr import input_size_of, shortest_input
+from fedtools.models.asr import input_size_of, positions, shortest_input
 from fedtools.models.pooling import pooled
 from fedtools.models.pretrained.options import is_seq2seq
 from fedtools.tasks.asr.data import Batch, Utterances
@@ -156,13 +156,12 @@ def open_victim(
     """
     corpus, seed = federation.task.need(CORPUS), federation.experiment.seed
     data = corpus.read("train")
-    names = data.client_utterances(client)
+    whole = corpus.gather_trained(data, data.client_utterances(client))
+    names = whole.names
     round_dir = federation.experiment.round(number).path
     reader = open_sent(federation.experiment, number, client)
-    secret = corpus.gather(data, names[:1], labelled=False).audio(0).tobytes()
-    sent = sent_names(secret, client, len(names))
+    sent = sent_names(whole.audio(0).tobytes(), client, len(names))
     scp = feature_paths(round_dir, client)[1]
-    whole = corpus.gather(data, names, labelled=False)
     _check(federation, reader, sent, whole, scp)
     if len(names) > most:
         drawn = generator(seed, "attack", client).choice(len(names), most, replace=False)
@@ -261,14 +260,14 @@ def _check(
     where: Path,
 ) -> None:
     """Raise a `UserError` if sent utterances differ from the train data in names or lengths."""
-    models, remedy = federation.task.need(MODELS), "restore the data that the experiment ran on"
-    model, cut = models.build(), models.cut()
+    remedy = "restore the data that the experiment ran on"
+    model = federation.task.need(MODELS).build()
     if set(reader.scp) != set(sent):
         problem = f"the {len(reader.scp)} utterances sent are not the {len(sent)} of the train data"
         raise UserError(problem, path=where, remedy=remedy)
     for name, frames, number in zip(audio.names, audio.frames, sent, strict=True):
         length = reader.num_frames(number)
-        if length != cut.positions(model, int(frames)):
+        if length != positions(model, int(frames)):
             problem = f"{number!r} has {length} frames, which does not match {name!r}"
             raise UserError(problem, path=where, remedy=remedy)
 

@@ -162,6 +162,8 @@ def _best_rounds(
     rows: Sequence[Mapping[str, str]], client: str | None, column: str, sign: int
 ) -> list[int]:
     """Return the rounds, best first; `sign` is -1 if larger values are better."""
+    # On data without any alignment, a client's loss is unknown.
+    rows = [row for row in rows if not math.isnan(float(row[column]))] or rows
     if client not in {row["client"] for row in rows}:
         # The client was not evaluated, so rounds are chosen by the mean over the others.
         client = None

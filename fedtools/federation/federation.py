@@ -21,7 +21,7 @@ from fedtools.files.values import of_model
 from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Phase
 from fedtools.tasks import facts_of
-from fedtools.tasks.base import MissingData, task_of
+from fedtools.tasks.base import MissingData, NoData, task_of
 from fedtools.tasks.facts import ALL, check_frozen
 from fedtools.tasks.parts import MODELS
 
@@ -104,10 +104,13 @@ class Federation:
         assert phase.client is not None
         try:
             return self._work(clients, number, phase)
-        except MissingData as error:
-            if not phase.may_lack:
+        except (MissingData, NoData) as error:
+            if not phase.may_lack and isinstance(error, MissingData):
                 raise
-            return Sent([Report(client, reason=error.reason) for client in clients])
+            # Their rows in the files of the job, which nobody reads.
+            spec = self.payload(phase).tensors.items()
+            rows = {name: np.zeros((len(clients), *shape), kind) for name, (shape, kind) in spec}
+            return Sent([Report(client, reason=error.reason) for client in clients], rows)
 
     def _work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
         half = phase.client

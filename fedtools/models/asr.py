@@ -25,6 +25,7 @@ from fedtools.files.config import checked, option_error, unknown
 from fedtools.files.errors import UserError
 from fedtools.models.criteria import Ctc, LatticeFree
 from fedtools.models.padding import keep_to_own_frames
+from fedtools.models.padding import positions as positions_of
 from fedtools.models.pretrained.folder import Folder
 from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
 from fedtools.models.tdnn import TdnnEncoder
@@ -270,6 +271,12 @@ def shortest_input(model: nn.Module) -> int:
     return next(frames for frames in range(1, 64) if not check_short_utt(embed, frames)[0])
 
 
+def positions(model: nn.Module, frames: Any) -> Any:
+    """Return how many frames the criterion gets of an input of `frames`, or of an array of them."""
+    own = getattr(model.encoder, "positions", None)
+    return own(frames) if own else positions_of(model.encoder, frames)
+
+
 def longest_input(model: nn.Module) -> int | None:
     """Return the largest number of frames that the encoder accepts; None for any."""
     return getattr(model.encoder, "longest", None)
@@ -301,7 +308,17 @@ def _make(config: Mapping, key: str, where: str, **given):
     try:
         return kind(**given, **{**_DEFAULTS.get(key, {}), **arguments})
     except Exception as error:
-        raise option_error(f"{key}_conf: {_first_line(error)}", where, f"{key}_conf") from None
+        problem = _misfit(arguments) if "attention_heads" in known else ""
+        problem = f"{key}_conf: {problem or _first_line(error)}"
+        raise option_error(problem, where, f"{key}_conf") from None
+
+
+def _misfit(arguments: Mapping[str, Any]) -> str:
+    """Return why the sizes of an encoder do not fit each other, of which ESPnet says nothing."""
+    size, heads = arguments.get("output_size", 256), arguments.get("attention_heads", 4)
+    if heads < 1 or (size % heads == 0 and size % 2 == 0):
+        return ""
+    return f"output_size {size} has to be an even multiple of attention_heads ({heads})"
 
 
 def _try(model: nn.Module, input_size: int, where: str) -> None:

@@ -5,7 +5,8 @@ A model has its criterion as `criterion`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
@@ -35,6 +36,13 @@ class Criterion(Protocol):
             batch: `text` (B, tokens; padded with -1) and `text_lengths`.
         """
 
+    def fewest_frames(self, tokens: Sequence[int]) -> int:
+        """Return the number of frames that a transcript needs; with fewer, its loss means nothing.
+
+        Args:
+            tokens: of the transcript.
+        """
+
 
 class Ctc:
     """Connectionist temporal classification (Graves et al., ICML 2006).
@@ -58,7 +66,8 @@ class Ctc:
     def losses(self, values: Tensor, lengths: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return each utterance's loss; see `Criterion`."""
         targets = batch["text"][batch["text"] >= 0]
-        # An utterance with more tokens than frames has no alignment: its infinite loss counts as 0.
+        # Without an alignment the loss is infinite. Such utterances are left out beforehand; were
+        # one left, it would not spoil the batch.
         return nn.functional.ctc_loss(
             values.transpose(0, 1),
             targets,
@@ -67,6 +76,10 @@ class Ctc:
             reduction="none",
             zero_infinity=True,
         )
+
+    def fewest_frames(self, tokens: Sequence[int]) -> int:
+        """Return a frame for each token, and for each blank between two equal ones."""
+        return len(tokens) + sum(one == other for one, other in pairwise(tokens))
 
 
 class LatticeFree:
@@ -92,3 +105,7 @@ class LatticeFree:
     def losses(self, values: Tensor, lengths: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return each utterance's loss; see `Criterion`."""
         return self._lattice.losses(values, lengths, batch)
+
+    def fewest_frames(self, tokens: Sequence[int]) -> int:
+        """Return a frame for each unit."""
+        return len(tokens)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedtools.models.asr import classify, outputs, shortest_input
+from fedtools.models.asr import classify, outputs
 from fedtools.models.padding import embed
 from fedtools.models.pooling import inside
 from fedtools.models.pretrained.encoders import Encoder
@@ -71,10 +71,6 @@ class Cut(ABC):
     @abstractmethod
     def classify(self, model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
         """Return the result of `fedtools.models.asr.classify` from the features of `extract`."""
-
-    @abstractmethod
-    def positions(self, model: nn.Module, frames: int) -> int:
-        """Return the number of feature frames for a number of input frames."""
 
     def _try(self, model: nn.Module, bins: int, frames: int) -> Tensor:
         """Return features of a trial batch; raise a `ValueError` if the parts are not the whole."""
@@ -145,10 +141,6 @@ class BlockCut(Cut):
             hidden = encoder.after_norm(hidden)
         return model.ctc.log_softmax(hidden).float()
 
-    def positions(self, model: nn.Module, frames: int) -> int:
-        """Return the number of feature frames; see `Cut.positions`."""
-        return (frames - shortest_input(model)) // self.step + 1
-
 
 class LayerCut(Cut):
     """A cut through a pretrained encoder; frozen parameters belong to the side of their layer."""
@@ -192,10 +184,6 @@ class LayerCut(Cut):
     def classify(self, model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
         """Return CTC log posteriors, or the decoder's input if the model has a decoder."""
         return classify(model, model.encoder.upper(features, lengths, self.blocks))
-
-    def positions(self, model: nn.Module, frames: int) -> int:
-        """Return the number of feature frames; see `Cut.positions`."""
-        return int(model.encoder.positions(frames))
 
 
 def _relative_positions(encoder: nn.Module, features: Tensor) -> Tensor | None:

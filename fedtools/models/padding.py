@@ -16,6 +16,7 @@ of similar length, so that the share of padding is small.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +75,14 @@ def keep_to_own_frames(encoder: nn.Module) -> None:
 def is_convolutional(encoder: nn.Module) -> bool:
     """Return whether the input layer has convolutions, and takes a mask."""
     return hasattr(getattr(encoder, "embed", None), "conv")
+
+
+def positions(encoder: nn.Module, frames: Any) -> Any:
+    """Return the number of output frames for a number of input frames, or for an array of them."""
+    for one in encoder.embed.conv if is_convolutional(encoder) else ():
+        if hasattr(one, "kernel_size"):
+            frames = -((one.kernel_size[0] - 1 - frames) // one.stride[0])
+    return frames
 
 
 def embed(encoder: nn.Module, speech: Tensor, lengths: Tensor) -> tuple:

@@ -8,6 +8,7 @@ of the others, a third of the frames.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from espnet2.asr.encoder.abs_encoder import AbsEncoder
 from torch import Tensor, nn
@@ -91,6 +92,12 @@ class TdnnEncoder(AbsEncoder):
     def output_size(self) -> int:
         """Return the number of values per frame of the output."""
         return self._output_size
+
+    def positions(self, frames: Any) -> Any:
+        """Return the number of output frames for a number of input frames, or for an array."""
+        for layer in self.layers:
+            frames = -(-frames // layer.step)
+        return frames
 
     def forward(
         self, xs_pad: Tensor, ilens: Tensor, prev_states: Tensor | None = None

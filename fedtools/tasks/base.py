@@ -68,6 +68,14 @@ class MissingData(UserError):
         self.reason = reason
 
 
+class NoData(UserError):
+    """A client has nothing that it could train on; the round goes on without it."""
+
+    def __init__(self, problem: str, **more: Any):
+        super().__init__(problem, **more)
+        self.reason = problem
+
+
 @dataclass(frozen=True)
 class Items:
     """Single training and held-out items, for attacks that infer their owner or content.
@@ -216,6 +224,7 @@ class Task(ABC, Generic[By]):
 
         Raises:
             MissingData: if a client's data is missing in a phase that goes on without it.
+            NoData: if a client has nothing to train on.
         """
 
     @abstractmethod

@@ -106,6 +106,9 @@ def data_of(experiment: Experiment, split: str, may_lack: bool = False) -> Path:
             f"no {split} data", path=where, remedy=f"there are {', '.join(options.data)}"
         )
     folder = Path(options.data[split])
+    if not folder.exists():
+        remedy = "run it where fedtools init ran" if not folder.is_absolute() else "put it back"
+        raise Missing(f"the {split} data are not there", path=folder, remedy=remedy)
     facts = facts_of(options.task, where)
     try:
         found = facts.identity(folder, split != "train" or facts.reads_labels(options.training))

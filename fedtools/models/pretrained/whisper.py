@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -161,6 +161,10 @@ class Whisper(Recogniser):
             logits.transpose(1, 2), labels, ignore_index=-1, reduction="none"
         )
         return entropies.sum(1)
+
+    def fewest_frames(self, tokens: Sequence[int]) -> int:
+        """Return 0: the decoder writes any transcript, whatever the number of frames."""
+        return 0
 
     def _decode(self, tokens: Tensor, encoded: Tensor, lengths: Tensor) -> Tensor:
         """Return logits (B, L, tokens) of the token after each of `tokens` (B, L)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -18,9 +19,9 @@ from fedtools.files.sent_features import open_sent, sent_names
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method
-from fedtools.models.asr import longest_input, shortest_input
 from fedtools.server.shares import taken_of
-from fedtools.tasks.asr.data import Utterances, Zeros, read_data
+from fedtools.tasks.asr.aligned import without_unaligned, zeros_of
+from fedtools.tasks.asr.data import Utterances, read_data
 from fedtools.tasks.asr.frozen import keep_hidden
 from fedtools.tasks.asr.model import AsrModels
 from fedtools.tasks.asr.server_labels import ServerLabels
@@ -83,7 +84,9 @@ class Corpus:
         if key not in self._utterances:
             data = self.read(split, may_lack)
             names = data.utterances if client == ALL else data.client_utterances(client)
-            found = self.gather(data, names)
+            found = (
+                self.gather_trained(data, names) if split == "train" else self.gather(data, names)
+            )
             if self._cached:
                 owner = None if client == ALL else client
                 place = partial(place_of, data.path, owner, self._sums[split]["feats.scp"])
@@ -109,11 +112,22 @@ class Corpus:
         Args:
             labelled: whether each needs a transcript; by default if the data has any.
         """
-        model = self._models.build()
-        zeros = Zeros(self.training.end_frames, shortest_input(model), longest_input(model))
+        zeros = zeros_of(self._models.build(), self.training)
         labelled = bool(data.text) if labelled is None else labelled
         bins = self.training.batch_bins
         return Utterances(data, names, self._tokenizer, bins, zeros, labelled)
+
+    def gather_trained(self, data: DataDir, names: Sequence[str]) -> Utterances:
+        """Return those of a client's utterances that it trains on.
+
+        Raises:
+            NoData: if there are none.
+        """
+        found = self.gather(data, names)
+        if self.training.labels != "transcripts":
+            return found
+        kept = without_unaligned(found, self._models.build())
+        return self.gather(data, kept) if len(kept) < len(found) else found
 
     def gather_sent(
         self,
@@ -179,7 +193,13 @@ class Corpus:
             remedy = "set server_labels: continuous, or begin with a better model"
             problem = "all labels of clients' features are empty"
             raise UserError(problem, path=data.path, remedy=remedy)
-        return self.gather_sent(data, list(data.text), seals, labelled=True)
+        found = self.gather_sent(data, list(data.text), seals, labelled=True)
+        if lost := found.unaligned(self._models.build()):
+            effect = f"{len(lost)} of {len(found)} labels have no alignment: left out"
+            print(f"round {number}, server: {effect}", file=sys.stderr)
+            kept = without_unaligned(found, self._models.build())
+            found = self.gather_sent(data, kept, seals, labelled=True)
+        return found
 
     def _transcripts(self, client: str, names: Sequence[str]) -> dict[str, str]:
         """Return the transcripts of a client's features, which a real server never has."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedtools.audio.log_mel import FRAMES
 from fedtools.client.options import UtteranceTraining
@@ -24,7 +25,7 @@ from fedtools.files.seeds import generator
 from fedtools.files.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
-from fedtools.models.asr import input_kind_of, input_size_of
+from fedtools.models.asr import input_kind_of, input_size_of, positions
 from fedtools.tasks.asr.archives import first_there
 from fedtools.tasks.asr.fits import check_kind, check_length
 
@@ -152,7 +153,9 @@ class Utterances:
         for table, file in ((data.feats_scp, "feats.scp"), (data.text, "text")):
             missing = [name for name in names if name not in table]
             if missing and (labelled or table is data.feats_scp):
-                raise UserError(f"no entry of utterance {missing[0]!r}", path=data.path / file)
+                remedy = "extract its features" if table is data.feats_scp else "add its transcript"
+                problem = f"no entry of utterance {missing[0]!r}"
+                raise UserError(problem, path=data.path / file, remedy=remedy)
         self.tokenizer, self.labelled, self.path = tokenizer, labelled, data.path
         self.names = list(names)
         self.texts = [data.text.get(name, "") for name in self.names]
@@ -233,6 +236,16 @@ class Utterances:
             if not self._sent:
                 batch["seconds"] = torch.from_numpy(self.frames[list(indices)] / FRAMES)
         return batch
+
+    def unaligned(self, model: nn.Module) -> list[str]:
+        """Return the utterances with fewer frames than an alignment with their transcript needs."""
+        frames = self.frames if self._sent else positions(model, self.frames)
+        criterion: Any = model.criterion
+        return [
+            name
+            for name, tokens, there in zip(self.names, self.tokens, frames.tolist(), strict=True)
+            if there < criterion.fewest_frames(tokens)
+        ]
 
     def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:
         """Yield the batches on `device`, reading ahead while one is processed."""

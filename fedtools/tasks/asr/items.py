@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,7 @@ from fedtools.models.asr import losses, outputs
 from fedtools.models.criteria import Ctc
 from fedtools.models.plain_ctc import ctc_losses
 from fedtools.score.align import count_errors
+from fedtools.tasks.asr.aligned import without_unaligned
 from fedtools.tasks.asr.corpus import Corpus
 from fedtools.tasks.asr.data import Batch, UtteranceSource
 from fedtools.tasks.asr.model import AsrModels
@@ -42,7 +44,14 @@ class Single:
     ):
         self._data, self._owners, self._epochs = data, owners, epochs
         self._corpus, self._models, self._tokenizer = corpus, models, tokenizer
-        self._audio = corpus.gather(data, data.utterances)
+        audio = corpus.gather(data, data.utterances)
+        if lost := audio.unaligned(models.build()):
+            print(
+                f"{data.path}: {len(lost)} utterances without an alignment: left out",
+                file=sys.stderr,
+            )
+            audio = corpus.gather(data, without_unaligned(audio, models.build()))
+        self._audio = audio
         self._places = {name: index for index, name in enumerate(self._audio.names)}
 
     def items(self) -> Items:

@@ -32,6 +32,7 @@ from fedtools.models.asr import (
 )
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
+from fedtools.tasks.asr.aligned import report_unaligned
 from fedtools.tasks.asr.archives import missing_archive
 from fedtools.tasks.asr.corpus import Corpus
 from fedtools.tasks.asr.data import (
@@ -98,6 +99,9 @@ class AsrTask(Task[Method]):
                 warn_of_unspelled(tokenizer, folder / "text", new.assets["tokens"])
                 if isinstance(tokenizer, WhisperTokens):
                     check_transcripts(folder / "text", tokenizer, model)
+            if split != "train" or training.labels == "transcripts":
+                data = read_data(folder, options.model, "text")
+                report_unaligned(data, model, tokenizer, training, split == "train")
         check_optimizer(training, f"{where}: training")
         check_frozen(new, model, training)
         check_server_labels(new, training, tokenizer)
@@ -145,10 +149,12 @@ class AsrTask(Task[Method]):
     def measured(self, data: Utterances) -> dict[str, object]:
         """Return the model's mean loss on some utterances, nats per utterance, and greedy WER, %.
 
+        The loss is that of utterances with an alignment; NaN if there are none.
         Words are characters where the language is written without spaces, see `Utterances.unit`.
         """
         model = self.models.build().eval()
         loss, words, errors = 0.0, 0, 0
+        aligned = len(data) - len(data.unaligned(model))
         batches = data.batches()
         for indices, batch in zip(batches, data.stream(batches, self.device), strict=True):
             values, lengths = outputs(model, batch)
@@ -164,7 +170,7 @@ class AsrTask(Task[Method]):
             raise UserError(problem, path=data.path / "text")
         return {
             "utterances": len(data),
-            "loss": f"{loss / len(data):.6f}",
+            "loss": f"{loss / aligned if aligned else math.nan:.6f}",
             "words": words,
             "errors": errors,
             "wer": f"{100 * errors / words:.4f}",
