@@ -283,7 +283,74 @@ def test_an_ogg_without_its_last_page_is_refused(tmp_path, name):
     refused(tmp_path, raw[: last + 20], "cut off: the last page is incomplete")
 
 
-def test_other_formats_are_refused_by_name(tmp_path):
-    file = io.BytesIO()
-    soundfile.write(file, SAMPLES[:, 0], RATE, format="CAF", subtype="PCM_16")
-    refused(tmp_path, file.getvalue(), "neither WAV, W64, AIFF, AU, FLAC, MP3, SPHERE nor Ogg")
+OTHERS = {
+    "m4a": (b"\0\0\0\x20ftypM4A \0\0\0\0", "MPEG-4"),
+    "webm": (b"\x1a\x45\xdf\xa3\x9f\x42\x86\x81\x01webm", "WebM"),
+    "wma": (bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c"), "Windows Media"),
+    "amr": (b"#!AMR\n<", "AMR"),
+    "aac": (bytes.fromhex("fff15080"), "AAC"),
+    "ape": (b"MAC \x96\x0f", "Monkey's Audio"),
+    "wavpack": (b"wvpk\0\0", "WavPack"),
+    "shorten": (b"ajkg\2", "shorten"),
+}
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "caf", "voc"])
+@pytest.mark.parametrize("tag", [b"", b"ID3\x04\0\0\0\0\0\0"], ids=["plain", "tagged"])
+def test_other_formats_are_refused_by_name_with_a_command(tmp_path, name, tag):
+    """Whatever the name of the file: a WebM is often named .ogg."""
+    if name in OTHERS:
+        raw, said = OTHERS[name]
+        raw = raw.ljust(3000, b"\1")
+    else:
+        file, said = io.BytesIO(), {"caf": "Core Audio", "voc": "VOC"}[name]
+        soundfile.write(file, SAMPLES[:, 0], RATE, format=name.upper(), subtype="PCM_16")
+        raw = file.getvalue()
+    refused(tmp_path, tag + raw, f"{said}.*not read; convert it, as with: ffmpeg -i ")
+
+
+def test_what_is_of_no_format_is_told_what_is_read(tmp_path):
+    refused(tmp_path, bytes(3000), "neither WAV, W64, AIFF, AU, FLAC, MP3, SPHERE nor Ogg")
+
+
+def test_a_pointer_of_git_lfs_is_told(tmp_path):
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"
+    refused(tmp_path, pointer, "a Git LFS pointer, not the file itself; run .*git lfs pull")
+
+
+def _bw64(long: bool) -> bytes:
+    """Return what ITU-R BS.2088 calls a file: RF64's chunks, or WAV's with a reserve for them."""
+    raw = encoded("rf64" if long else "wav")
+    if not long:
+        raw = raw[:12] + b"JUNK" + (28).to_bytes(4, "little") + bytes(28) + raw[12:]
+    return b"BW64" + raw[4:]
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_bw64_is_read_as_rf64(tmp_path, long):
+    expected = read(tmp_path, encoded("wav"))
+    found = read(tmp_path, _bw64(long))
+    np.testing.assert_array_equal(found.samples, expected.samples)
+    for end in (100, 5000, len(_bw64(long)) - 2):
+        refused(tmp_path, _bw64(long)[:end], "cut off|no data chunk")
+
+
+CODECS = [
+    (kind, subtype)
+    for kind in ("WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "NIST", "FLAC")
+    for subtype in soundfile.available_subtypes(kind)
+    if soundfile.check_format(kind, subtype) and subtype not in ("MPEG_LAYER_III", "DWVW_12")
+]
+
+
+@pytest.mark.parametrize(("kind", "subtype"), CODECS)
+def test_a_segment_is_a_slice_whatever_the_codec(tmp_path, kind, subtype):
+    """Telephone speech is WAV by its name, but GSM, G.721 and NMS ADPCM cannot seek."""
+    path = tmp_path / "call.audio"
+    samples = (0.2 * np.sin(np.arange(32_000) / 5)).astype("f4")
+    soundfile.write(path, samples, 8000, format=kind, subtype=subtype)
+    whole = read_wave(str(path)).samples
+    for begin, end in ((0, 1), (1, 2), (2.5, 3.125), (3, -1)):
+        found = read_wave(str(path), begin, end).samples
+        expected = whole[int(begin * 8000) : None if end == -1 else int(end * 8000)]
+        np.testing.assert_array_equal(found, expected)

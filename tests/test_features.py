@@ -269,6 +269,20 @@ def test_impossible_samples_and_rates_are_told(tmp_path):
         assert name in str(caught.value)
 
 
+@pytest.mark.parametrize("units", [32767, 2**31 - 1])
+def test_floats_in_the_units_of_integers_are_not_used(data, tmp_path, cli, units):
+    """Scipy's own example of a WAV writes floats up to 32767; louder floats than 1 are used."""
+    samples = sound(0.6).astype("f4") / 32768
+    for utt, factor in (("s0-u0", units), ("s1-u2", 3.0)):
+        soundfile.write(tmp_path / f"{utt}.wav", factor * samples, RATE, subtype="FLOAT")
+        set_audio(data, utt, str(tmp_path / f"{utt}.wav"))
+    told = cli("extract-features", data, tmp_path / "ark", "--max-drop", 0.5).ok()
+    assert "dropped 1 (samples far outside of -1 to 1: 1)" in told.out
+    assert "s0-u0.wav: a sample of " in told.err
+    assert "divide floats in 16-bit units by 32768" in told.err
+    assert {"s1-u2"} == {"s0-u0", "s1-u2"} & read_all(data).keys()
+
+
 @pytest.mark.parametrize("name", ["noise.wav", "noise.raw", "noise.mp3", "folder"])
 def test_what_is_no_audio_is_told(tmp_path, name):
     if name == "folder":

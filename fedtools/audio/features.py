@@ -233,7 +233,7 @@ def extract_features(
     scp = write_ark(ark_dir / f"feats.{job}.ark", matrices(), compress=kind)
     if upsampled:
         below = f"recorded below {config.sample_rate} Hz, so their upper filters are empty"
-        print(f"warning: {upsampled} utterances were {below}", file=sys.stderr)
+        print(f"{data_dir}: warning: {upsampled} utterances were {below}", file=sys.stderr)
     write_table(ark_dir / f"utt2dur.{job}", durations)
     write_table(ark_dir / f"mixed.{job}", mixed)
     write_table(ark_dir / f"dropped.{job}", dropped)

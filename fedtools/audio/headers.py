@@ -5,7 +5,8 @@ header belongs to other audio, and both are refused. A header without a length, 
 written to a pipe or its writer was killed, is accepted, and all audio is read: it reports 0
 although audio follows, or a length that no file has. What is compared:
 
-WAV, RF64   bytes of the data chunk; other chunks, a tag, or the file's end have to follow it
+WAV, RF64,  bytes of the data chunk; other chunks, a tag, or the file's end have to follow it
+BW64
 W64         the same
 AIFF        the same, and the sample count
 AU          bytes of audio
@@ -91,6 +92,13 @@ def _check_wav(file: BinaryIO) -> Checked:
     if length < UNKNOWN_LENGTH or begin + length <= size:
         _compare_chunk(file, begin, length, whole, size, order)
     return file, None
+
+
+def _check_bw64(file: BinaryIO) -> Checked:
+    """Check a BW64 file (ITU-R BS.2088): libsndfile knows it as RF64, or as WAV."""
+    source, frames = _check_wav(file)
+    name, _ = _chunk(source, 12, "little")
+    return _amended(source, 0, b"RF64" if name == b"ds64" else b"RIFF"), frames
 
 
 def _check_aiff(file: BinaryIO) -> Checked:
@@ -340,6 +348,7 @@ CHECKS: dict[bytes, Callable[[BinaryIO], Checked]] = {
     b"RIFF": _check_wav,
     b"RIFX": _check_wav,
     b"RF64": _check_wav,
+    b"BW64": _check_bw64,
     b"riff": _check_w64,
     b"FORM": _check_aiff,
     b".snd": _check_au,

@@ -153,7 +153,8 @@ def _clips(data: DataDir, done: Packing) -> Iterator[Clip]:
         yield Clip(utt, data.utt2client[utt], data.text[utt], wave)
     done.clients = len(clients)
     if upsampled:
-        print(f"warning: {upsampled} clips were recorded below {RATE} Hz", file=sys.stderr)
+        below = f"recorded below {RATE} Hz, so their upper filters are empty"
+        print(f"{data.path}: warning: {upsampled} clips were {below}", file=sys.stderr)
 
 
 def _check_labels(data: DataDir, classes: list[str], path: str | Path) -> None:

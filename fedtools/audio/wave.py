@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 import soundfile
 import soxr
 
+from fedtools.audio.foreign import foreign_format
 from fedtools.audio.headers import CHECKS, LOSSY, LengthError
 from fedtools.audio.mpeg import MpegError, after_id3, read_stream
 from fedtools.files.audio_files import AudioPlace, audio_place, open_entry
@@ -33,6 +35,9 @@ MAX_SAMPLES = 1 << 29
 # Nor must a file that is read completely before it is decoded.
 MAX_BYTES = 1 << 31
 SAMPLE_RATES = range(4_000, 384_001)
+# Floats may overshoot full scale, by up to 20 dB after a recorder of 32-bit floats; a sample beyond
+# 40 dB is in the units of 16-bit integers.
+LOUDEST = 100.0
 
 
 class AudioError(UserError):
@@ -85,14 +90,16 @@ def read_wave(spec: str, start: float | None = None, end: float | None = None) -
     place = audio_place(spec)
     if start is None:
         return _read_whole(place)
-    if not _seeks(place):
-        # A decoder that seeks in an MP3 lacks the bits stored in earlier frames, and reports that
-        # on stderr for every segment: decode the recording once, from the start, for all segments.
-        wave = _last_whole(place)
-        first, last = _interval(place, start, end, wave.rate, len(wave.samples))
-        return wave._replace(samples=wave.samples[first:last].copy())
-    with _opened(place) as (sound, frames):
-        return _read(sound, place, *_interval(place, start, end, sound.samplerate, frames))
+    if _seeks(place):
+        with _opened(place) as (sound, frames):
+            # Within a WAV, codecs such as GSM 6.10 have no seek.
+            if _seekable(sound):
+                return _read(sound, place, *_interval(place, start, end, sound.samplerate, frames))
+    # A decoder that seeks in an MP3 lacks the bits stored in earlier frames, and reports that on
+    # stderr for every segment: decode the recording once, from the start, for all segments.
+    wave = _last_whole(place)
+    first, last = _interval(place, start, end, wave.rate, len(wave.samples))
+    return wave._replace(samples=wave.samples[first:last].copy())
 
 
 def describe_recording(spec: str) -> Recording:
@@ -128,11 +135,16 @@ def _interval(
 
 
 def _seeks(place: AudioPlace) -> bool:
-    """Return whether a segment can be read without decoding the audio before it."""
+    """Return whether the format lets a segment be read without decoding the audio before it."""
     if place.offset is not None:
         return False
     with _file(place) as file:
         return file.read(4) in CHECKS.keys() - LOSSY
+
+
+def _seekable(sound: soundfile.SoundFile) -> bool:
+    """Return whether the codec has a seek; libsndfile claims one for DWVW, which then fails."""
+    return sound.seekable() and not sound.subtype.startswith("DWVW")
 
 
 @contextmanager
@@ -159,7 +171,7 @@ def _opened(place: AudioPlace) -> Iterator[tuple[soundfile.SoundFile, int]]:
         if not file.read(1):
             raise AudioError("empty file", "the audio file has no bytes", path=place)
         try:
-            source, frames = _source(file)
+            source, frames = _source(file, place)
             sound = soundfile.SoundFile(source, closefd=False)
         except (LengthError, MpegError) as error:
             raise _unreadable(str(error), path=place) from None
@@ -174,7 +186,7 @@ def _opened(place: AudioPlace) -> Iterator[tuple[soundfile.SoundFile, int]]:
             yield sound, sound.frames if frames is None else frames
 
 
-def _source(file: BinaryIO) -> tuple[int | BinaryIO, int | None]:
+def _source(file: BinaryIO, place: AudioPlace) -> tuple[int | BinaryIO, int | None]:
     """Return the source for libsndfile and the number of samples per channel, None for all.
 
     The source is the opened file itself if its header is right.
@@ -191,6 +203,10 @@ def _source(file: BinaryIO) -> tuple[int | BinaryIO, int | None]:
         begin = after_id3(raw)
         check = CHECKS.get(raw[begin : begin + 4])
         if check is None:
+            if name := foreign_format(raw[begin:]):
+                quoted = shlex.quote(str(place.path))
+                remedy = f"convert it, as with: ffmpeg -i {quoted} {quoted}.flac"
+                raise LengthError(f"{name}, which is not read; {remedy}")
             return io.BytesIO(read_stream(raw).raw), None
         file = io.BytesIO(raw[begin:])
     source, frames = check(file)
@@ -216,7 +232,7 @@ def _read(sound: soundfile.SoundFile, place: AudioPlace, first: int, last: int) 
         raise _unreadable(f"{count} samples are too many", path=place)
     try:
         # Seek to the start, too: after a seek an MP3's samples differ by 1e-7, so always seek.
-        if first or sound.seekable():
+        if first or _seekable(sound):
             sound.seek(first)
         samples = sound.read(count, dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
@@ -225,5 +241,10 @@ def _read(sound: soundfile.SoundFile, place: AudioPlace, first: int, last: int) 
         raise _unreadable(f"cut off: {len(samples)} samples of {count}", path=place)
     if not np.isfinite(samples).all():
         raise _unreadable("some samples are not finite", path=place)
+    if (peak := np.abs(samples).max(initial=0.0)) > LOUDEST:
+        problem = (
+            f"a sample of {peak:.6g}; samples are -1 to 1: divide floats in 16-bit units by 32768"
+        )
+        raise AudioError("samples far outside of -1 to 1", problem, path=place)
     mixed = samples[:, 0] if sound.channels == 1 else samples.mean(axis=1)
     return Wave(mixed, sound.samplerate, sound.channels)
