@@ -165,10 +165,47 @@ def without(name: str) -> Callable[[Path], None]:
     return work
 
 
+def peft(folder: Path) -> None:
+    """Leave a folder as peft saves an adapter."""
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    save_file({"base_model.x": torch.zeros(1)}, folder / "adapter_model.safetensors")
+
+
+def inner(*names: str) -> Callable[[Path], None]:
+    """Return what moves a model into folders within its own."""
+
+    def work(folder: Path) -> None:
+        shutil.move(folder, folder.with_name("aside"))
+        for name in names:
+            shutil.copytree(folder.with_name("aside"), folder / name)
+
+    return work
+
+
+def instead(name: str, raw: bytes = b"x") -> Callable[[Path], None]:
+    """Return what puts another file in place of the weights."""
+
+    def work(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / name).write_bytes(raw)
+
+    return work
+
+
+def nan(folder: Path) -> None:
+    """Put a NaN into a weight."""
+    weights = load_file(folder / "model.safetensors")
+    weights[NORM][0] = np.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"
 NORM = "encoder.layers.0.layer_norm.weight"
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 REFUSED = {
-    "absent": (shutil.rmtree, ("no pretrained model here",)),
+    "absent": (shutil.rmtree, ("no pretrained model here", "nothing is downloaded")),
     "empty": (lambda path: (path / CONFIG).unlink(), ("no pretrained model here",)),
     "no weights": (lambda path: (path / "model.safetensors").unlink(), ("missing",)),
     "no json": (lambda path: (path / CONFIG).write_text("{"), (CONFIG, "not JSON")),
@@ -182,6 +219,38 @@ REFUSED = {
         lambda path: (path / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
         ("an adapter, not a model",),
     ),
+    "peft's": (peft, ("an adapter, not a model", "merge_and_unload")),
+    "a Trainer's": (
+        inner("checkpoint-900", "checkpoint-1000"),
+        ("a folder of a Trainer: give the model in it", "/checkpoint-1000"),
+    ),
+    "the hub's": (
+        inner("snapshots/0a1b", "refs"),
+        ("a folder of the hub's cache: give the model in it", "/snapshots/0a1b"),
+    ),
+    "above it": (inner("whisper"), ("no pretrained model here", "give the model in it", "whisper")),
+    "of CTranslate2": (
+        lambda path: ((path / CONFIG).write_text("{}"), (path / "model.bin").write_text("x")),
+        ("a CTranslate2 model", "fedtools import"),
+    ),
+    "tensorflow's": (instead("tf_model.h5"), ("tf_model.h5: weights of TensorFlow", "save_pre")),
+    "flax's": (instead("flax_model.msgpack"), ("weights of Flax", "save_pretrained")),
+    "an onnx": (instead("model.onnx"), ("model.onnx: an ONNX model", "save_pretrained")),
+    "llama.cpp's": (instead("model-q8.gguf"), ("llama.cpp's format", "safetensors")),
+    "whisper.cpp's": (instead("ggml-tiny.bin"), ("whisper.cpp's format", "safetensors")),
+    "pickled shards": (
+        instead("pytorch_model-00001-of-00002.bin"),
+        ("pickled weights", "save it as safetensors"),
+    ),
+    "a pointer": (
+        lambda path: (path / "model.safetensors").write_bytes(POINTER),
+        ("model.safetensors: a Git LFS pointer, not the file itself", "git lfs pull"),
+    ),
+    "a small pointer": (
+        lambda path: (path / CONFIG).write_bytes(POINTER),
+        ("config.json: a Git LFS pointer", "git lfs pull"),
+    ),
+    "nan": (nan, (f"weight '{NORM}' has a NaN", "take another model")),
     "above": (edit(CONFIG, add_adapter=True), (CONFIG, "add_adapter")),
     "cut off": (cut, ("model.safetensors", "not a whole safetensors file", "again")),
     "lacking": (without(NORM), ("its weights lack", NORM)),

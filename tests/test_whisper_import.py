@@ -384,6 +384,44 @@ def test_a_checkpoint_that_is_no_whisper(what, whisper, folder, tmp_path, cli):
     refused(cli, source, "tiny.pt: ", *said, tokenizer=folder)
 
 
+FOREIGN = {
+    "whisper.cpp": (b"lmgg" + bytes(600), "whisper.cpp's format (GGML)", "its Hugging Face folder"),
+    "llama.cpp": (b"GGUF" + bytes(600), "llama.cpp's format (GGUF)", "its Hugging Face folder"),
+    "safetensors": (
+        (2).to_bytes(8, "little") + b'{"a":' + bytes(600),
+        "a safetensors file",
+        "a Hugging Face folder needs no import",
+    ),
+    "keras": (b"\x89HDF\r\n" + bytes(600), "an HDF5 file", "the model's own PyTorch file"),
+    "numpy": (b"\x93NUMPY" + bytes(600), "a NumPy array", "the model's own PyTorch file"),
+    "gzip": (b"\x1f\x8b" + bytes(600), "compressed", "gunzip"),
+    "nemo": (bytes(257) + b"ustar" + bytes(600), "a tar archive", "unpack it"),
+    "page": (b"<!DOCTYPE html>" + bytes(600), "a web page", "download the file itself"),
+    "pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n",
+        "a Git LFS pointer",
+        "git lfs pull",
+    ),
+    "anything": (b"anything else" * 60, "no checkpoint of PyTorch", "download it again"),
+    "a model": (torch.nn.Linear(1, 1), "an object of torch.nn", "save its tensors alone"),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_files_of_others_are_named_and_no_advice_is_unsafe(what, folder, tmp_path, cli):
+    """PyTorch's own message advises to load with weights_only=False, which runs code."""
+    content, *said = FOREIGN[what]
+    source = tmp_path / "model.bin"
+    if isinstance(content, bytes):
+        source.write_bytes(content)
+    else:
+        torch.save(content, source)
+    refused(cli, source, *said, tokenizer=folder)
+    told = cli("import", source, tmp_path / "out", "--tokenizer", folder)
+    assert "weights_only" not in told.err
+    assert told.err.count("\n") == 1
+
+
 def test_a_damaged_checkpoint_and_a_packed_one(whisper, folder, tmp_path, cli):
     source = save_pt(tmp_path / "pt/tiny.pt", tiny.checkpoint(whisper))
     whole = source.read_bytes()

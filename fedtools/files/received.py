@@ -50,7 +50,7 @@ def open_received(path: str | Path, limit: int | None = None, seal: Seal | None 
             large, or has changed since it was checked.
     """
     try:
-        file = open_input(path, limit, flags=os.O_NOFOLLOW)
+        file = open_input(path, limit, "", os.O_NOFOLLOW)
     except UserError:
         if Path(path).is_symlink():
             raise UserError("a symbolic link, which is not followed", path=path) from None

@@ -22,6 +22,8 @@ SMALL_FILE = 16 << 20
 TABLE = 1 << 30
 
 _BLOCK = 1 << 20
+# What a clone without Git LFS has in place of a large file.
+_POINTER, _POINTER_SIZE = b"version https://git-lfs.github.com/spec/", 1024
 _MARK = codecs.BOM_UTF8
 _WITHOUT_MARK = "remove it with: LC_ALL=C sed -i 's/\\xEF\\xBB\\xBF//g' {}"
 # Longer marks first: the mark of UTF-32 begins like that of UTF-16.
@@ -45,24 +47,40 @@ def open_input(
         flags: additional flags of `os.open`.
 
     Raises:
-        UserError: if it cannot be opened, is not a regular file, or is too large.
+        UserError: if it cannot be opened, is not a regular file, is too large, or is a Git LFS
+            pointer in its place.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     except (OSError, ValueError) as error:
         # A ValueError is raised for a name that no file can have.
         reason = getattr(error, "strerror", None) or error
+        remedy = _remedy(Path(path), error) if remedy is None else remedy
         raise UserError(f"cannot be read: {reason}", path=path, remedy=remedy) from None
     status = os.fstat(descriptor)
     problem = None
     if not stat.S_ISREG(status.st_mode):
         problem = "cannot be read: not a regular file"
+        if stat.S_ISDIR(status.st_mode):
+            remedy = "name a file in this folder" if remedy is None else remedy
     elif limit is not None and status.st_size > limit:
         problem = f"{status.st_size} bytes, more than {limit}"
+    elif status.st_size < _POINTER_SIZE and os.pread(descriptor, _BLOCK, 0).startswith(_POINTER):
+        problem = "a Git LFS pointer, not the file itself"
+        remedy = "run in its repository: git lfs install && git lfs pull"
     if problem:
         os.close(descriptor)
         raise UserError(problem, path=path, remedy=remedy)
     return os.fdopen(descriptor, "rb")
+
+
+def _remedy(path: Path, error: Exception) -> str | None:
+    """Return what to do about a file that cannot be opened."""
+    if isinstance(error, PermissionError):
+        return "ask its owner for the right to read it"
+    if not isinstance(error, FileNotFoundError):
+        return None
+    return "check its name" if path.parent.is_dir() else f"{path.parent} is not there either"
 
 
 def read_bytes(path: str | Path, limit: int = SMALL_FILE, remedy: str | None = None) -> bytes:

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from fedtools.files.errors import UserError
 from fedtools.files.text_files import open_input
+
+_CONVERT = "take the model's own PyTorch file, or its Hugging Face folder"
+_FOLDER = "a Hugging Face folder needs no import: name it as model.path"
+_SAVE = "save its tensors alone: torch.save(model.state_dict(), FILE)"
+# Offset of a mark, the mark, the format, and what to do with it.
+_FORMATS = (
+    (0, b"lmgg", "in whisper.cpp's format (GGML)", _CONVERT),
+    (0, b"GGUF", "in llama.cpp's format (GGUF)", _CONVERT),
+    (8, b'{"', "a safetensors file", _FOLDER),
+    (0, b"\x89HDF", "an HDF5 file", _CONVERT),
+    (0, b"\x93NUMPY", "a NumPy array", _CONVERT),
+    (0, b"\x1f\x8b", "compressed (gzip)", "decompress it with: gunzip"),
+    (257, b"ustar", "a tar archive", "unpack it with: tar -xf, and name the file in it"),
+    (0, b"<!DOCTYPE", "a web page", "download the file itself"),
+    (0, b"<html", "a web page", "download the file itself"),
+)
+_HEAD = 512
+# PyTorch's errors name the first object that is no tensor.
+_OBJECT = re.compile(r"(?:GLOBAL|Unsupported (?:global|class|operand))[: ]+(?:GLOBAL )?([\w.]+)")
 
 
 def load_tensors(path: Path) -> Any:
@@ -31,5 +51,21 @@ def load_tensors(path: Path) -> Any:
             # Tensors only: a pickle could run any code.
             return torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(f"not a file of tensors: {reason}", path=path) from None
+            problem, remedy = _reason(file, error)
+            raise UserError(f"not a file of tensors: {problem}", path=path, remedy=remedy) from None
+
+
+def _reason(file: BinaryIO, error: Exception) -> tuple[str, str]:
+    """Return why a file cannot be read, and what to do; PyTorch advises to run code in the file."""
+    file.seek(0)
+    head = file.read(_HEAD)
+    for place, mark, name, remedy in _FORMATS:
+        if head[place : place + len(mark)] == mark:
+            return f"it is {name}", remedy
+    if found := _OBJECT.search(str(error)):
+        return f"it holds an object of {found[1]}, and such files could run code", _SAVE
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    # Of other bytes, what they mean as a pickle is no reason.
+    if "weights_only" in reason or head[:1] not in (b"\x80", b"P"):
+        reason = "it is no checkpoint of PyTorch, or is damaged"
+    return reason, "download it again"

@@ -17,6 +17,7 @@ from fedtools.files.atomic import sha256
 from fedtools.files.clips import RATE
 from fedtools.files.errors import INSTALL_PRETRAINED, UserError
 from fedtools.files.json_files import read_object
+from fedtools.files.text_files import open_input
 from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
 from fedtools.models.pretrained.sizes import check_sizes
 
@@ -29,7 +30,18 @@ INDEX = "model.safetensors.index.json"
 KINDS = {"whisper": "log_mel", "wav2vec2": "wave", "hubert": "wave", "wavlm": "wave"}
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 SETTINGS = "generation_config.json"
-_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+# Files that folders have in place of safetensors, what they are, and what to do.
+_PICKLED = ("pickled weights", "save it as safetensors: pickled weights are never read")
+_OTHER = "take the model's safetensors, or save it by save_pretrained from PyTorch"
+_OTHERS = (
+    ("pytorch_model.bin", *_PICKLED),
+    ("pytorch_model*.bin*", *_PICKLED),
+    ("tf_model.h5", "weights of TensorFlow", _OTHER),
+    ("flax_model.msgpack", "weights of Flax", _OTHER),
+    ("*.onnx", "an ONNX model", _OTHER),
+    ("*.gguf", "a model in llama.cpp's format", _OTHER),
+    ("ggml*.bin", "a model in whisper.cpp's format", _OTHER),
+)
 _REMEDY = "give a folder that save_pretrained wrote, or that fedtools import made"
 _AGAIN = "download the folder again"
 # Unsupported keys of config.json: key, problem, remedy.
@@ -75,10 +87,16 @@ class Folder:
         """
         folder = Path(path)
         where = folder / "config.json"
+        if (folder / "adapter_config.json").exists():
+            remedy = "merge the adapter into its model (peft: merge_and_unload), and save that"
+            raise UserError("an adapter, not a model", path=folder, remedy=remedy)
         if not where.is_file():
-            raise UserError("no pretrained model here", path=folder, remedy=_REMEDY)
+            raise UserError("no pretrained model here", path=folder, remedy=_remedy(folder))
         config = read_object(where, _AGAIN)
         kind = config.get("model_type")
+        if kind is None and (folder / "model.bin").exists():
+            remedy = "convert it by fedtools import"
+            raise UserError("a CTranslate2 model", path=folder, remedy=remedy)
         if not isinstance(kind, str) or kind not in KINDS:
             problem = f"a model of type {str(kind)[:40]!r}, not one of {', '.join(KINDS)}"
             raise UserError(problem, path=where)
@@ -87,9 +105,6 @@ class Folder:
                 raise UserError(problem, path=where, remedy=remedy)
         if type(bins := config.get("num_mel_bins", 80)) is not int or not 1 <= bins <= 256:
             raise UserError(f"num_mel_bins is {bins!r}, not a number of filters", path=where)
-        if (folder / "adapter_config.json").exists():
-            remedy = "merge the adapter into its model, and save that"
-            raise UserError("an adapter, not a model", path=folder, remedy=remedy)
         found = cls(folder, config)
         found.files()
         return found
@@ -157,10 +172,9 @@ class Folder:
                 if not (self.path / name).is_file():
                     raise UserError(f"its file {name!r} is missing", path=where, remedy=_AGAIN)
             return [self.path / name for name in shards]
-        for name in _PICKLED:
-            if (self.path / name).exists():
-                remedy = "save it as safetensors: pickled weights are never read"
-                raise UserError("pickled weights", path=self.path / name, remedy=remedy)
+        for name, problem, remedy in _OTHERS:
+            if found := sorted(self.path.glob(name)):
+                raise UserError(problem, path=found[0], remedy=remedy)
         raise UserError("missing", path=self.path / WEIGHTS, remedy=_AGAIN)
 
     @cached_property
@@ -258,7 +272,31 @@ class Folder:
         if more := sorted(filter(_is_of_model, info["unexpected_keys"])):
             problem = f"its weights have {more[0]!r}, which config.json does not"
             raise UserError(problem, path=self.path, remedy=_AGAIN)
+        for name, value in model.state_dict().items():
+            if value.is_floating_point() and not value.isfinite().all():
+                problem = f"weight {name!r} has a NaN or infinity"
+                raise UserError(
+                    problem, path=self.path, remedy="take another model, or save it again"
+                )
         return model.eval()
+
+
+def _remedy(folder: Path) -> str:
+    """Return what to give in place of a folder without config.json."""
+    if not folder.exists():
+        return f"nothing is downloaded: {_REMEDY}"
+    if folder.is_file():
+        return "give its folder, or convert a single file by fedtools import"
+    # Newest first; the names of checkpoints end with their steps.
+    for pattern, what in (("snapshots/*", "the hub's cache"), ("checkpoint-*", "a Trainer")):
+        found = [path for path in folder.glob(pattern) if (path / "config.json").is_file()]
+        if found:
+            named = max(found, key=lambda path: (len(path.name) * (what == "a Trainer"), path.name))
+            return f"a folder of {what}: give the model in it, such as {named}"
+    if (folder / "model.bin").exists():
+        return "convert it by fedtools import"
+    below = sorted(path.parent for path in folder.glob("*/config.json"))
+    return f"give the model in it, such as {below[0]}" if below else _REMEDY
 
 
 def _sum_of(path: Path) -> str:
@@ -276,6 +314,8 @@ def _check_whole(path: Path) -> None:
     """Raise a `UserError` unless a safetensors file has the length in its header."""
     from safetensors import SafetensorError, safe_open
 
+    # Names a file that is missing, or that is a pointer to the file.
+    open_input(path).close()
     try:
         with safe_open(path, "np"):
             pass
