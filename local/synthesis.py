@@ -23,6 +23,7 @@ import voices
 
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.errors import UserError, exit_with_message
+from fedtools.files.signals import uninterrupted
 
 Clip = TypeVar("Clip")
 Speak = Callable[[voices.Synthesiser, Clip, Path], None]
@@ -192,7 +193,8 @@ def _make_missing(
         receiving, sending = context.Pipe(duplex=False)
         share = dict(list(clips.items())[job::jobs])
         arguments = share, speak, corpus, sending
-        context.Process(target=_make_clips, args=arguments, daemon=True).start()
+        with uninterrupted():
+            context.Process(target=_make_clips, args=arguments, daemon=True).start()
         sending.close()
         waiting.append(receiving)
     done = 0

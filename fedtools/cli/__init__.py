@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from fedtools.cli.app import app, narrowed
+from fedtools.files.signals import INTERRUPTED, is_interrupt
 
 # Importing a module registers its commands with `app`, which lists them in this order.
 GROUPS = (
@@ -35,10 +35,23 @@ GROUPS = (
 
 def main() -> None:
     """Run the command line: exit with 0 (done), 1 (bad input, one line on stderr) or 2 (usage)."""
-    for name in GROUPS:
-        importlib.import_module(f"fedtools.cli.{name}")
+    try:
+        _run()
+    except BaseException as error:
+        # A Ctrl-C may come while modules are imported, too.
+        stopped = isinstance(error, SystemExit) and error.code == INTERRUPTED
+        if not stopped and (isinstance(error, SystemExit) or not is_interrupt(error)):
+            raise
+        print("fedtools: interrupted; the same command continues from here", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _run() -> None:
+    from fedtools.cli.app import app, narrowed
     from fedtools.files.errors import exit_with_message
 
+    for name in GROUPS:
+        importlib.import_module(f"fedtools.cli.{name}")
     try:
         with exit_with_message("fedtools"):
             narrowed(app, sys.argv[1:])()
@@ -48,7 +61,3 @@ def main() -> None:
         remedy = "run utils/setup.sh, or install it as README.md says"
         print(f"fedtools: Python module {error.name!r} is missing; {remedy}", file=sys.stderr)
         sys.exit(1)
-    except SystemExit as stop:
-        if stop.code == 130:
-            print("fedtools: interrupted; the same command continues from here", file=sys.stderr)
-        raise

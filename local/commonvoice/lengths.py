@@ -19,6 +19,7 @@ from corpus import Row, read_tsv
 from fedtools.audio.wave import AudioError, recording_seconds
 from fedtools.files.errors import UserError
 from fedtools.files.progress import counted
+from fedtools.files.signals import uninterrupted
 
 TABLE = "clip_durations.tsv"
 # In seconds. Programs that measure MP3 differ by the encoder's delay, the padding of the last
@@ -129,7 +130,9 @@ def _mapped(clips: list[str], jobs: int) -> Iterator[Iterator[float | str]]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, _end_with_parent) as pool:
         try:
-            yield pool.map(length_of, clips, chunksize=50)
+            with uninterrupted():
+                found = pool.map(length_of, clips, chunksize=50)
+            yield found
         except BrokenProcessPool:
             raise UserError("a process that opens clips was killed", remedy="lower --nj") from None
         finally:
