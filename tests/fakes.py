@@ -132,6 +132,14 @@ def common_voice(
 
 # --- Speech Commands ------------------------------------------------------------------------------
 
+
+def google_set(speaker: str) -> str:
+    """Return a speaker's set by Google's own rule, of its training code and README."""
+    digest = int(hashlib.sha1(speaker.encode()).hexdigest(), 16)
+    percent = digest % (2**27) * (100.0 / (2**27 - 1))
+    return "valid" if percent < 10 else "test" if percent < 20 else "train"
+
+
 KEYWORDS = "yes no up down left right on off stop go".split()
 # Version 1 has the first twenty of these in addition to the ten keywords, version 2 has all.
 OTHER_WORDS = (

@@ -12,18 +12,12 @@ import numpy as np
 import pytest
 import soundfile
 from conftest import ROOT, Result
+from fakes import google_set
 from packed_corpus import WORDS, pack
 from scripts import script
 
 CORPUS = ROOT / "egs/speechcommands/kws1/corpus"
 RATE = 16_000
-
-
-def google_set(speaker: str) -> str:
-    """Return a speaker's set by Google's own rule, of its training code and README."""
-    digest = int(hashlib.sha1(speaker.encode()).hexdigest(), 16)
-    percent = digest % (2**27) * (100.0 / (2**27 - 1))
-    return "valid" if percent < 10 else "test" if percent < 20 else "train"
 
 
 def rows(folder: Path) -> list[tuple[str, str, int, int]]:

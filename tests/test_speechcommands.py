@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import unicodedata
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from fakes import (
     KEYWORDS,
     OTHER_WORDS,
     Word,
+    google_set,
     hex_id,
     some_words,
     speech_commands,
@@ -425,6 +427,113 @@ def test_a_test_archive_with_other_folders_is_refused(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
+# --- layouts of others ---------------------------------------------------------------------------
+
+
+def test_without_its_lists_a_corpus_is_split_by_googles_hash(tmp_path):
+    """Google's rule is that of its README, with which test_own_corpus.py checks its real lists."""
+    clips = some_words()
+    corpus, out = speech_commands(tmp_path, clips), tmp_path / "data"
+    # Enough speakers for every set; a name in the lists of Google's corpus has a known set.
+    for number in range(60):
+        shutil.copy(corpus / clips[0].path, corpus / f"yes/{number:08x}_nohash_0.wav")
+    for name in ("validation_list.txt", "testing_list.txt"):
+        (corpus / name).unlink()
+    result = prepare(corpus, out, "--task", "words", "--min-clips", 1).ok()
+    said = "no validation_list.txt and testing_list.txt: split by a hash of the speaker"
+    assert said in result.out and said in (out / "notes.txt").read_text()
+    found = read(out, "words")
+    seen = {name: set(data.utt2spk.values()) for name, data in found.items()}
+    assert all(google_set(who) == name for name, people in seen.items() for who in people)
+    assert sum(map(len, seen.values())) == len({clip.speaker for clip in clips}) + 60
+
+
+@pytest.mark.parametrize("left", ["validation_list.txt", "testing_list.txt"])
+def test_one_list_of_two_is_no_split(tmp_path, left):
+    corpus = speech_commands(tmp_path, some_words())
+    (corpus / left).unlink()
+    prepare(corpus, tmp_path / "data").fails(1, f"no {left}", "put it back")
+    assert not (tmp_path / "data").exists()
+
+
+LAYOUTS = {
+    "hugging face": (
+        ("train/yes/1a_nohash_0.wav", "validation/yes/1b_nohash_0.wav", "test/no/1c_nohash_0.wav"),
+        "put the words of test, train, validation into one folder",
+    ),
+    "above": (("v2/yes/1a_nohash_0.wav", "v2/no/1a_nohash_0.wav"), "name the folder of the words"),
+    "mswc": (
+        ("en_splits.csv", "clips/yes/common_voice_en_1.opus"),
+        "Multilingual Spoken Words has its speakers in *_splits.csv",
+    ),
+    "archives": (("data/train.tar.gz", "data/test.tar.gz"), "unpack the archives"),
+    "tables": (("v0.02/train-00000.parquet",), "take Google's own archive"),
+    "names": (("yes/1.wav", "no/2.wav"), "a folder of such clips for each word"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_other_layouts_get_the_remedy_that_fits(tmp_path, name):
+    files, said = LAYOUTS[name]
+    for file in files:
+        (tmp_path / "corpus" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "corpus" / file).write_bytes(tiny_wav("x"))
+    problem = "no <word>/<speaker>_nohash_<number>.wav"
+    prepare(tmp_path / "corpus", tmp_path / "data").fails(1, problem, said)
+
+
+def test_names_that_end_twice_in_wav_have_a_speaker(tmp_path):
+    """Google's test archive has such names, and a speaker of each clip of a word."""
+    clips = some_words()
+    corpus, archive = speech_commands(tmp_path, clips), speech_commands_test_set(tmp_path, clips)
+    before = prepare(corpus, tmp_path / "one", "--test-archive", archive).ok()
+    for label in ("yes", "_unknown_"):
+        for path in sorted((archive / label).glob("*.wav")):
+            path.rename(f"{path}.wav")
+    after = prepare(corpus, tmp_path / "two", "--test-archive", archive).ok()
+    for table in ("utt2spk", "text", "utt2client"):
+        one, two = (tmp_path / name / "keywords/test" / table for name in ("one", "two"))
+        assert one.read_text() == two.read_text()
+    assert "have no speaker" not in before.out + after.out
+    (archive / "yes/anything.wav").write_bytes(tiny_wav("x"))
+    result = prepare(corpus, tmp_path / "three", "--test-archive", archive).ok()
+    assert "names of 1 clips of the test archive have no speaker: their label is it" in result.out
+
+
+ACCENTED = {"yes": "où", "no": "oui", "up": "дом", "down": "d\u00e9j\u00e0"}
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_words_of_any_letters_are_classes(tmp_path, form):
+    """Labels are as they are written, composed; ids are ASCII. Some systems store names as NFD."""
+    corpus, out = speech_commands(tmp_path, some_words()), tmp_path / "data"
+    for word, other in ACCENTED.items():
+        written = unicodedata.normalize(form, other)
+        (corpus / word).rename(corpus / written)
+        for name in ("validation_list.txt", "testing_list.txt"):
+            listed = (corpus / name).read_text()
+            (corpus / name).write_text(listed.replace(f"{word}/", f"{written}/"))
+    keywords = unicodedata.normalize(form, ",".join(ACCENTED.values()))
+    prepare(corpus, out, "--keywords", keywords).ok()
+    lines = (out / "keywords/classes.txt").read_text().splitlines()
+    assert lines == ["_silence_", "_unknown_", *ACCENTED.values()]
+    found = read(out, "keywords")
+    assert set(ACCENTED.values()) <= labels(found["test"]).keys()
+    assert all(name.isascii() for data in found.values() for name in data.text)
+    sizes = [len(data.text) for data in read(out, "words").values()]
+    plain = tmp_path / "plain"
+    speech_commands(plain, some_words())
+    prepare(next(plain.iterdir()), tmp_path / "other").ok()
+    assert sizes == [len(data.text) for data in read(tmp_path / "other", "words").values()]
+
+
+def test_two_folders_of_one_word_are_told(tmp_path):
+    corpus = speech_commands(tmp_path, some_words())
+    (corpus / "yes").rename(corpus / "d\u00e9j\u00e0")
+    (corpus / "no").rename(corpus / "de\u0301ja\u0300")
+    prepare(corpus, tmp_path / "data").fails(1, "a second folder of 'déjà'", "join the two")
+
+
 # --- dropped clips -------------------------------------------------------------------------------
 
 TRAPS = [
@@ -511,7 +620,7 @@ def test_bad_lists_are_told_with_their_line(tmp_path):
     said = "is in line 29 of validation_list.txt too"
     prepare(corpus, out).fails(1, "testing_list.txt:3: ", said)
     valid.unlink()
-    prepare(corpus, out).fails(1, "speech_commands: no validation_list.txt", "name the folder")
+    prepare(corpus, out).fails(1, "speech_commands: no validation_list.txt", "put it back")
     assert content(out) == before
 
 
@@ -532,7 +641,7 @@ def test_bad_input_is_told_in_one_line(tmp_path):
     prepare(corpus, out, "--task", "words", "--min-clips", "50").fails(1, few, "lower --min-clips")
     (corpus / "dvi rankos").mkdir()
     shutil.copy(corpus / clips[0].path, corpus / "dvi rankos")
-    prepare(corpus, out).fails(1, "the word 'dvi rankos' is not usable as an id")
+    prepare(corpus, out).fails(1, "'dvi rankos' is not one word; rename the folder")
 
 
 # --- parsers -------------------------------------------------------------------------------------

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import shlex
 import sys
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedtools.audio.wave import AudioError, recording_seconds
-from fedtools.files.datadir import byte_order, check_id, corpus_folder
+from fedtools.files.datadir import ID_PATTERN, byte_order, check_id, corpus_folder
 from fedtools.files.errors import UserError
 from fedtools.files.text_files import TABLE, read_bytes
 
@@ -18,11 +21,17 @@ LISTS = {"valid": "validation_list.txt", "test": "testing_list.txt"}
 NOISE, SILENCE, UNKNOWN = "_background_noise_", "_silence_", "_unknown_"
 # The speaker is a hash of the speaker's identity in Google's corpus, and may be a number in other
 # corpora of this layout. In the test archive, names of clips of unknown words may begin with the
-# word.
-CLIP_NAME = re.compile(r"(?:([^/]+)_)??([0-9A-Za-z]+)_nohash_([0-9]+)\.wav")
+# word; some of its names end with .wav.wav.
+CLIP_NAME = re.compile(r"(?:([^/]+)_)??([0-9A-Za-z]+)_nohash_([0-9]+)(?:\.wav)+")
 # Below this, a length in seconds would be written as 0.000.
 SHORTEST = 0.001
 CLIPS_BETWEEN_LINES = 20_000
+# Google's MAX_NUM_WAVS_PER_CLASS.
+_MOST_CLIPS = 2**27 - 1
+HASHED = (
+    "no validation_list.txt and testing_list.txt: split by a hash of the speaker, as Google's "
+    "lists are, 10 % valid and 10 % test"
+)
 
 # Reason -> unusable clips.
 Dropped = dict[str, list[str]]
@@ -48,16 +57,59 @@ class Clip:
 
 
 def find_corpus(folder: Path) -> Path:
-    """Return the absolute path of the corpus, which must have the two lists."""
+    """Return the absolute path of the corpus, which has both lists or neither."""
     folder = corpus_folder(folder, "the folder that the archive was unpacked in")
     if (folder / UNKNOWN).is_dir():
         remedy = "give the corpus first, and this folder with --test-archive"
         raise UserError(f"with {UNKNOWN}, this is a test archive", path=folder, remedy=remedy)
-    for name in LISTS.values():
-        if not (folder / name).is_file():
-            remedy = "name the folder that has it and a folder for each word"
+    there = {name: (folder / name).is_file() for name in LISTS.values()}
+    for name, is_there in there.items():
+        if not is_there and any(there.values()):
+            remedy = "put it back, or take the other list away for a split by hash"
             raise UserError(f"no {name}", path=folder, remedy=remedy)
+    if not any(map(CLIP_NAME.fullmatch, (path.name for path in folder.glob("*/*.wav")))):
+        problem = "no <word>/<speaker>_nohash_<number>.wav"
+        raise UserError(problem, path=folder, remedy=_remedy(folder))
     return folder
+
+
+def _remedy(folder: Path) -> str:
+    """Return what to do about a folder that has no clips of this layout's names."""
+    if inner := sorted(folder.glob("*/*/*_nohash_*.wav")):
+        above = sorted({path.parents[1].name for path in inner})
+        if len(above) == 1:
+            return f"name the folder of the words, {inner[0].parents[1]}"
+        joined = " ".join(f"{shlex.quote(name)}/." for name in above)
+        return f"put the words of {', '.join(above)} into one folder: mkdir all; cp -r {joined} all"
+    if any(folder.glob("*_splits.csv")) or any(folder.glob("clips/*/common_voice_*")):
+        remedy = "Multilingual Spoken Words has its speakers in *_splits.csv: convert the clips to"
+        return f"{remedy} <word>/<speaker>_nohash_<number>.wav"
+    if archives := sorted({*folder.glob("*.tar.gz"), *folder.glob("*/*.tar.gz")}):
+        return f"unpack the archives, each into its own folder, such as {archives[0].name}"
+    if parquet := sorted({*folder.glob("*.parquet"), *folder.glob("*/*.parquet")}):
+        return f"take Google's own archive; tables such as {parquet[0].name} are not read"
+    return "name the folder that has a folder of such clips for each word"
+
+
+def label_of(folder: Path) -> str:
+    """Return the word that a folder is of, with composed accents.
+
+    Raises:
+        UserError: unless it is one printable word.
+    """
+    word = unicodedata.normalize("NFC", folder.name)
+    if not word.isprintable() or len(word.split()) != 1:
+        raise UserError(f"{word!r} is not one word", path=folder, remedy="rename the folder")
+    return word
+
+
+def id_of(word: str) -> str:
+    """Return what stands for a word in ids, which are ASCII: itself, or its letters and a hash."""
+    if ID_PATTERN.fullmatch(word):
+        return word
+    letters = unicodedata.normalize("NFKD", word).encode("ascii", "ignore").decode()
+    plain = "".join(filter(str.isalnum, letters))[:60]
+    return f"{plain}_{hashlib.sha256(word.encode()).hexdigest()[:8]}"
 
 
 def length(path: Path, dropped: Dropped) -> float:
@@ -76,35 +128,41 @@ def length(path: Path, dropped: Dropped) -> float:
 # --- clips ----------------------------------------------------------------------------------------
 
 
-def words_of(folder: Path) -> list[str]:
-    """Return the words of a corpus, in C order: its folders with clips, except the noise."""
-    folders = (path for path in folder.iterdir() if path.is_dir() and path.name != NOISE)
-    words = (path.name for path in folders if path.name[0] != "." and any(path.glob("*.wav")))
-    return byte_order(words)
+def words_of(folder: Path) -> dict[str, Path]:
+    """Return the words of a corpus, in C order, with their folders: those with clips but noise.
+
+    Raises:
+        UserError: if a folder's name is not one word, or two have names of the same word.
+    """
+    folders = (path for path in sorted(folder.iterdir()) if path.is_dir() and path.name != NOISE)
+    words: dict[str, Path] = {}
+    for path in folders:
+        if path.name[0] == "." or not any(path.glob("*.wav")):
+            continue
+        if (word := label_of(path)) in words:
+            problem = f"a second folder of {word!r}, whose accents are written otherwise"
+            raise UserError(problem, path=path, remedy="join the two")
+        words[word] = path
+    return {word: words[word] for word in byte_order(words)}
 
 
-def read_clips(folder: Path, words: Iterable[str], dropped: Dropped) -> dict[str, Clip]:
+def read_clips(words: Mapping[str, Path], dropped: Dropped) -> dict[str, Clip]:
     """Read <word>/<speaker>_nohash_<number>.wav: path within the corpus -> clip.
 
     Args:
-        folder: the corpus.
-        words: the words, from `words_of`.
+        words: words and folders, from `words_of`.
         dropped: reason -> unusable clips, added to.
-
-    Raises:
-        UserError: if a word cannot be part of an id.
     """
     clips: dict[str, Clip] = {}
     opened = 0
-    for word in words:
-        check_id(word, "the word", folder / word)
-        for path in sorted((folder / word).glob("*.wav")):
+    for word, folder in words.items():
+        for path in sorted(folder.glob("*.wav")):
             name = CLIP_NAME.fullmatch(path.name)
             if not name or name[1]:
                 dropped["not the name of a clip"].append(str(path))
                 continue
             if seconds := length(path, dropped):
-                utterance = f"{name[2]}-{word}-{name[3]}"
+                utterance = f"{name[2]}-{id_of(word)}-{name[3]}"
                 clips[f"{word}/{path.name}"] = Clip(utterance, name[2], word, path, seconds)
             opened += 1
             if opened % CLIPS_BETWEEN_LINES == 0:
@@ -122,7 +180,7 @@ def read_list(path: Path) -> dict[str, int]:
             remedy = "lines are <word>/<speaker>_nohash_<number>.wav: unpack the archive again"
             raise UserError(f"{name!r} is not the name of a clip", path=path, line=line,
                             remedy=remedy)  # fmt: skip
-        listed[name] = line
+        listed[unicodedata.normalize("NFC", name)] = line
     if not listed:
         raise UserError("an empty list", path=path, remedy="unpack the archive again")
     return listed
@@ -130,6 +188,8 @@ def read_list(path: Path) -> dict[str, int]:
 
 def split(folder: Path, clips: dict[str, Clip], dropped: Dropped) -> dict[str, list[Clip]]:
     """Split officially: valid and test are the clips of the two lists, train all others.
+
+    Without lists, the split is by hash, see `by_hash`.
 
     Args:
         folder: the corpus.
@@ -139,6 +199,8 @@ def split(folder: Path, clips: dict[str, Clip], dropped: Dropped) -> dict[str, l
     Raises:
         UserError: if a list cannot be read, or a clip is on both.
     """
+    if not (folder / LISTS["test"]).is_file():
+        return by_hash(clips)
     listed = {name: read_list(folder / file) for name, file in LISTS.items()}
     for clip, line in listed["test"].items():
         if clip in listed["valid"]:
@@ -152,6 +214,20 @@ def split(folder: Path, clips: dict[str, Clip], dropped: Dropped) -> dict[str, l
     sets: dict[str, list[Clip]] = {name: [] for name in SETS}
     for name, found in clips.items():
         sets[where.get(name, "train")].append(found)
+    return sets
+
+
+def by_hash(clips: dict[str, Clip]) -> dict[str, list[Clip]]:
+    """Split as Google's which_set does, which made the lists: 10 % valid, 10 % test, by speaker.
+
+    P. Warden: Speech Commands (arXiv:1804.03209), section 7; the function is in the README of its
+    archive.
+    """
+    sets: dict[str, list[Clip]] = {name: [] for name in SETS}
+    for clip in clips.values():
+        number = int(hashlib.sha1(clip.speaker.encode()).hexdigest(), 16) % (_MOST_CLIPS + 1)
+        share = number * (100 / _MOST_CLIPS)
+        sets["valid" if share < 10 else "test" if share < 20 else "train"].append(clip)
     return sets
 
 
@@ -186,6 +262,7 @@ def read_test_archive(
     """
     folder = corpus_folder(folder, "the folder that the test archive was unpacked in")
     labels, there = byte_order(labels), words_of(folder)
+    unnamed = 0
     for label in labels:
         if label not in there:
             remedy = f"it has {', '.join(there)}: see --keywords, --silence, --unknown"
@@ -194,13 +271,16 @@ def read_test_archive(
         notes.append(f"keywords: the test archive's {', '.join(others)} are left out")
     clips = []
     for label in labels:
-        for path in sorted((folder / label).glob("*.wav")):
+        for path in sorted(there[label].glob("*.wav")):
             name = CLIP_NAME.fullmatch(path.name)
             speaker = name[2] if name else label
-            utterance = (
-                f"{speaker}-{name[1] or label}-{name[3]}" if name else f"{label}-{path.stem}"
-            )
+            word = id_of(unicodedata.normalize("NFC", name[1] or label) if name else label)
+            utterance = f"{speaker}-{word}-{name[3]}" if name else f"{word}-{path.stem}"
             check_id(utterance, "the utterance", path)
+            unnamed += not name and label != SILENCE
             if seconds := length(path, dropped):
                 clips.append(Clip(utterance, speaker, label, path, seconds))
+    if unnamed:
+        problem = f"names of {unnamed} clips of the test archive have no speaker: their label is it"
+        notes.append(f"keywords: {problem}")
     return clips

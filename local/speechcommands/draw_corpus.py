@@ -104,7 +104,9 @@ def draw(folder: Path, out: Path) -> None:
     """Read a corpus, draw and pack its sets, and print the counts."""
     folder = corpus.find_corpus(folder)
     dropped: corpus.Dropped = defaultdict(list)
-    found = corpus.split(folder, corpus.read_clips(folder, WORDS, dropped), dropped)
+    found = corpus.split(
+        folder, corpus.read_clips({word: folder / word for word in WORDS}, dropped), dropped
+    )
     sets = {name: drawn(found[name], part, name, folder) for name, part in PARTS.items()}
     out.mkdir(parents=True, exist_ok=True)
     pack(sets, out)

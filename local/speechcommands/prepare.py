@@ -10,10 +10,12 @@ of background noise; and OUT/notes.txt, notes on the data. CORPUS is Google's ve
 or 2 (35 words), or another in the same layout, with any words:
 
     <word>/<speaker>_nohash_<number>.wav    at most a second, at 16 kHz; not converted
-    validation_list.txt testing_list.txt    <word>/<name>.wav, one a line
+    validation_list.txt testing_list.txt    <word>/<name>.wav, one a line; without both, the sets
+                                            are by a hash of the speaker, as Google's lists are
     _background_noise_/*.wav                a minute or more
 
-Utterance ids are <speaker>-<word>-<number>. Clips that are empty or damaged, that have another form
+Utterance ids are <speaker>-<word>-<number>; words with letters outside a-z are spelled there by the
+others and a hash. Clips that are empty or damaged, that have another form
 of name, or that are on a list but missing are dropped and counted.
 
 words       Every word of the corpus is a class. On Google's version 2 it is the task of 35 classes,
@@ -52,6 +54,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import unicodedata
 from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -276,10 +279,12 @@ def prepare(options: argparse.Namespace) -> None:
     """Read the corpus, choose and write the sets of the tasks, and report the result."""
     folder = corpus.find_corpus(options.corpus)
     dropped: Dropped = defaultdict(list)
-    clips = corpus.read_clips(folder, corpus.words_of(folder), dropped)
+    clips = corpus.read_clips(corpus.words_of(folder), dropped)
     sets = corpus.split(folder, clips, dropped)
     archive: list[Clip] = []
     notes: list[str] = []
+    if not (folder / corpus.LISTS["test"]).is_file():
+        notes.append(corpus.HASHED)
     if options.noise == "made":
         made = PIECE_CLIPS * options.clip_seconds
         noise = make_noise(options.out.absolute() / "noise", options.seed, made)
@@ -310,7 +315,7 @@ def prepare(options: argparse.Namespace) -> None:
 
 def several_words(text: str) -> list[str]:
     """Read two or more different words, separated by commas."""
-    words = [word.strip() for word in text.split(",")]
+    words = [unicodedata.normalize("NFC", word.strip()) for word in text.split(",")]
     if len(words) < 2 or len(set(words)) != len(words) or not all(words):
         problem = f"expected two or more different words, such as {KEYWORDS}"
         raise argparse.ArgumentTypeError(problem)
