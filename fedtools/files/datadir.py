@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from fedtools.files.text_files import stream_lines
 
 # Speaker, utterance and client ids are used as file names and columns, so both must allow them.
 ID_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+# Endings of what corpora are packed in.
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".zip")
 # Facts that not every speaker gives: these tables have at least one of the speakers.
 PARTIAL = ("spk2gender", "spk2age")
 # Kaldi's extract-segments lets a segment end this far (in seconds) beyond its recording.
@@ -59,6 +62,12 @@ def corpus_folder(folder: Path, what: str) -> Path:
         folder: the folder.
         what: what to name instead, for the remedy if the folder is missing.
     """
+    if folder.is_file():
+        quoted = shlex.quote(str(folder))
+        unpack = f"unzip {quoted}" if folder.suffix == ".zip" else f"tar -xf {quoted}"
+        if not folder.name.endswith(_ARCHIVES):
+            raise UserError("a file, not a folder", path=folder, remedy=f"name {what}")
+        raise UserError("an archive", path=folder, remedy=f"unpack it, with {unpack}; name {what}")
     if not folder.is_dir():
         raise UserError("no such folder", path=folder, remedy=f"name {what}")
     folder = folder.resolve()

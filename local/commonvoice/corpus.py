@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import re
+import shlex
 import sys
 import unicodedata
 from collections import Counter
@@ -67,6 +68,7 @@ class Row:
     accents: tuple[str, ...]
     gender: str
     locale: str = ""
+    variant: str = ""
     name: str = ""
     group: str = ""
     seconds: float = 0.0
@@ -156,7 +158,7 @@ def find_language(corpus: Path) -> Path:
     found = [corpus] if (corpus / "validated.tsv").is_file() else []
     found = found or sorted(path.parent for path in corpus.glob("*/validated.tsv"))
     if not found:
-        raise UserError("no validated.tsv", path=corpus, remedy="name the folder of the language")
+        raise UserError("no validated.tsv", path=corpus, remedy=_remedy(corpus))
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise UserError(f"several languages: {names}", path=corpus, remedy="name the folder of one")
@@ -166,10 +168,32 @@ def find_language(corpus: Path) -> Path:
     return language
 
 
+def _remedy(folder: Path) -> str:
+    """Return what to do about a folder that has no validated.tsv."""
+    if inner := sorted(folder.glob("*/*/validated.tsv")):
+        return f"name the folder of the language, such as {inner[0].parent}"
+    if any(folder.glob("ss-corpus-*.tsv")) or any(folder.glob("*/ss-corpus-*.tsv")):
+        return "this is Spontaneous Speech, which is not read: take Scripted Speech, Common Voice"
+    if any(folder.glob("transcript/*")) or any(folder.glob("audio/*/*/*.tar")):
+        return (
+            "Hugging Face's copy has other folders: unpack audio/*/*/*.tar into one folder clips, "
+            "write the rows of transcript/*/*.tsv to validated.tsv beside it, or take Mozilla's "
+            "archive"
+        )
+    if any(folder.glob("cv-valid-*")) or any(folder.glob("*/cv-valid-*")):
+        return "Kaggle's copy does not tell speakers apart: take Mozilla's archive"
+    if archives := sorted([*folder.glob("*.tar.gz"), *folder.glob("*/*.tar.gz")]):
+        return f"unpack the archive, with tar -xf {shlex.quote(str(archives[0]))}"
+    if parquet := sorted([*folder.glob("*.parquet"), *folder.glob("*/*.parquet")]):
+        return f"tables such as {parquet[0].name} are not read: take Mozilla's archive"
+    return "name the folder of the language"
+
+
 def read_tsv(path: Path, *columns: str) -> Iterator[dict[str, str]]:
     """Yield the rows of a table that must have the named columns.
 
-    A line with more or fewer cells than the header, or one that is not UTF-8, is an empty row.
+    A line with more or fewer cells than the header, or one that is not UTF-8, is an empty row. A
+    column without a name, such as an index that pandas has added, is not used.
     """
     odd = 0
     with open_input(path) as raw:
@@ -177,13 +201,13 @@ def read_tsv(path: Path, *columns: str) -> Iterator[dict[str, str]]:
             remedy = f"convert it with: iconv -f {name} -t UTF-8"
             raise UserError(f"{name}, not UTF-8", path=path, line=1, remedy=remedy)
         file = io.TextIOWrapper(raw, "utf-8-sig", "surrogateescape", newline="")
-        lines = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restkey="")
+        lines = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         try:
             for column in columns:
                 if column not in (lines.fieldnames or ()):
                     raise UserError(f"no column {column!r}", path=path, line=1)
             for cells in lines:
-                whole = "" not in cells and None not in cells.values()
+                whole = None not in cells and None not in cells.values()
                 known = all(is_text("".join(cell or "")) for cell in cells.values())
                 odd += not known
                 if not known and odd <= _NAMED:
@@ -218,7 +242,7 @@ def read_rows(path: Path, dropped: Counter, all_accents: bool) -> list[Row]:
         accents = tuple(sorted({canonical(part) for part in separate(value or "", ",|")}))
         gender = cells.get("gender", "").lower().partition("_")[0]
         row = Row(cells["path"], cells["client_id"], cells["sentence"], accents, gender)
-        row.locale = cells.get("locale", "")
+        row.locale, row.variant = cells.get("locale", ""), cells.get("variant", "")
         rows.append(row)
     return sorted(rows, key=lambda row: (row.clip, row.speaker, row.sentence, row.accents))
 
@@ -287,11 +311,14 @@ def _check_names(rows: list[Row], names: dict[str, list[str]], there: set[str], 
     if not missing:
         return
     if rows and _accents(rows) == {""}:
-        raise UserError(
-            f"no accent in any of {len(rows)} rows, as in release 12",
-            path=path,
-            remedy=f"take another release, or make speakers the clients: {EVERYBODY}",
-        )
+        problem, remedy = f"no accent in any of {len(rows)} rows", ""
+        if variants := Counter(row.variant for row in rows if row.variant):
+            listed = "; ".join(f"{name} ({count})" for name, count in variants.most_common(5))
+            problem += f", which have variants of the language instead: {listed}"
+        else:
+            problem, remedy = f"{problem}, as in release 12", "take another release, or "
+        remedy += f"make speakers the clients: {EVERYBODY}"
+        raise UserError(problem, path=path, remedy=remedy)
     counts = Counter(accent for row in rows for accent in row.accents).most_common(12)
     listed = "; ".join(f"{accent} ({count})" for accent, count in counts) or "none"
     raise UserError(

@@ -26,6 +26,7 @@ words       `it 's` is one word, but the quotation mark in `' cause` is not a wo
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -38,6 +39,7 @@ from fedtools.files.text_files import TABLE, read_bytes
 
 PARTITIONS = ("legacy", "speaker-adaptation")
 SETS = ("train", "dev", "test")
+AUDIO = (".sph", ".wav", ".flac")
 IGNORED = "ignore_time_segment_in_scoring"
 # The suffix of a name in `AlGore_2006`, `TomWujec_2009GU`, `MarisaFickJordan_2007G2`.
 YEAR = re.compile(r"_((?:19|20)[0-9]{2}[A-Za-z0-9]{0,2})$")
@@ -89,7 +91,11 @@ class Utterance:
 
 
 class LineError(Exception):
-    """An unusable line; its text is the reason."""
+    """An unusable line; its text is the reason, and `file` is another file at fault, if any."""
+
+    def __init__(self, reason: str, file: Path | None = None):
+        super().__init__(reason)
+        self.file = file
 
 
 class NotScored(Exception):
@@ -184,9 +190,25 @@ def find_partition(corpus: Path, partition: str) -> Path:
         folder = corpus / partition / part / "stm"
         if not any(folder.glob("*.stm")):
             there = [name for name in PARTITIONS if (corpus / name / "train" / "stm").is_dir()]
-            remedy = f"--partition {' or '.join(there)}" if there else "unpack the corpus again"
+            remedy = f"--partition {' or '.join(there)}" if there else _remedy(corpus)
             raise UserError("no *.stm", path=folder, remedy=remedy)
     return corpus / partition
+
+
+def _remedy(corpus: Path) -> str:
+    """Return what to do about a folder that has no partition."""
+    if inner := sorted(corpus.glob("*/*/train/stm")):
+        return f"name {inner[0].parents[2]}"
+    if (corpus / "train" / "stm").is_dir():
+        if corpus.name in PARTITIONS:
+            return f"name the folder above, {corpus.parent}"
+        link = f"mkdir DIR && ln -s {shlex.quote(str(corpus))} DIR/{PARTITIONS[0]}"
+        return f"releases 1 and 2 have one partition: {link}, and name DIR"
+    if inner := sorted(corpus.glob("*/train/stm")):
+        return f"releases 1 and 2 have one partition: name {inner[0].parents[1]} for how to use it"
+    if archives := sorted([*corpus.glob("*/*.tar.gz"), *corpus.glob("*.tar.gz")]):
+        return f"unpack the archives, such as {archives[0].name}"
+    return "unpack the corpus again"
 
 
 def read_set(folder: Path, dropped: Dropped) -> list[Utterance]:
@@ -213,7 +235,8 @@ def read_set(folder: Path, dropped: Dropped) -> list[Utterance]:
                 dropped["not scored"] += 1
             except (LineError, UnicodeDecodeError) as error:
                 reason = str(error) if isinstance(error, LineError) else "not UTF-8"
-                dropped.fault(reason, f"{path}:{number}")
+                file = getattr(error, "file", None)
+                dropped.fault(reason, f"{path}:{number}" + (f": {file}" if file else ""))
     return sorted(found.values())
 
 
@@ -225,9 +248,7 @@ def within_audio(utterance: Utterance, folder: Path, lengths: dict[str, float | 
     Raises:
         LineError: if the audio cannot be read, or the segment is not within it.
     """
-    path = utterance.path
-    if not path.is_file():
-        path = folder.parents[1] / "data" / "sph" / path.name
+    path = _audio(utterance.path, folder.parents[1] / "data" / "sph")
     if utterance.audio not in lengths:
         try:
             lengths[utterance.audio] = recording_seconds(str(path))
@@ -235,8 +256,15 @@ def within_audio(utterance: Utterance, folder: Path, lengths: dict[str, float | 
             lengths[utterance.audio] = f"audio: {error.reason}"
     length = lengths[utterance.audio]
     if isinstance(length, str):
-        raise LineError(length)
+        raise LineError(length, path)
     end = min(utterance.end, int(100 * length + 1e-6))
     if utterance.start >= end or utterance.end > 100 * (length + MAX_OVERSHOOT):
         raise LineError("outside of its audio")
     return replace(utterance, end=end, path=path)
+
+
+def _audio(path: Path, data: Path) -> Path:
+    """Return where an audio is: at its path or in `data`, as SPHERE or converted to WAV or FLAC."""
+    places = [folder / path.name for folder in (path.parent, data)]
+    names = [place.with_suffix(suffix) for suffix in AUDIO for place in places]
+    return next((name for name in names if name.is_file()), places[0])
