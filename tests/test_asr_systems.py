@@ -55,6 +55,20 @@ def test_every_system_waits_for_its_baseline_and_begins_with_it():
             assert options(words, "data") == [f"train=data/train_sp{own}", "valid=data/valid"]
 
 
+def test_rounds_are_those_of_every_system_and_divided_between_stages():
+    lines = listed("all", "--methods", "fedavg decouplefl", "--tables", "4", "--rounds", "5")
+    found = {line[0]: options(line, "set") for line in lines if line[0].endswith("seed7")}
+    stages = {"decouplefl": (2, 3), "decouplefl+no_stage1": (0, 5), "decouplefl+no_stage2": (5, 0)}
+    expected = {
+        f"exp/{one}/seed7": ["rounds=5"] for one in ("baseline", "fedavg", "joint", *stages)
+    }
+    for name, pair in stages.items():
+        wanted = [f"method_conf.stage{number}={rounds}" for number, rounds in enumerate(pair, 1)]
+        expected[f"exp/{name}/seed7"] += wanted
+    assert found == expected
+    assert not any(options(line, "set") for line in listed("all", "--methods", "decouplefl"))
+
+
 def test_the_first_of_each_extractor_leaves_others_its_decoder():
     methods = ("--methods", "client decouplefl", "--tables", "4 5", "--attacks", "true")
     waves = {path: int(wave) for wave, path, *_ in listed("sending", *methods)}

@@ -56,6 +56,15 @@ def listed(*options: str, methods: str = ALL) -> list[list[str]]:
     return [line.split("\t") for line in told.out.splitlines()]
 
 
+def test_rounds_are_those_of_every_row_without_its_own(world):
+    plain, lines = listed("--grid", "grid.yaml"), listed("--grid", "grid.yaml", "--rounds", "6")
+    for before, after in zip(plain, lines, strict=True):
+        own = "rounds=" in before[0]
+        added = [] if own else ["--set", "rounds=6"]
+        assert sorted(after) == sorted([*before, *added]), after
+    assert any("rounds=" in line[0] for line in lines)
+
+
 def test_rows_have_the_seeds_that_the_configuration_says(world):
     lines = listed("--grid", "grid.yaml", "--ablations", "true")
     expected = [

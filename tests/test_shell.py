@@ -158,6 +158,62 @@ def test_options_of_a_script_called_by_a_relative_path(options, tmp_path):
     assert run(path, "--stage", "7", cwd=tmp_path).ok().out.startswith("7\n")
 
 
+STAGES = """set -euo pipefail
+cd "$(dirname "$0")"
+stage=1
+stop_stage=7
+keywords=
+seed=0
+. {root}/utils/parse_options.sh
+begins() {{ [ "$stage" -le "$1" ] && [ "$stop_stage" -ge "$1" ]; }}
+fail() {{ echo "$0: ${{*:2}}" >&2; exit "$1"; }}
+{function}
+check_kept exp "--keywords $keywords" 1 keywords
+echo "$stage $stop_stage$given_options"
+"""
+
+
+@pytest.fixture
+def staged(tmp_path):
+    """Write a script with stages, which says what it was given."""
+    text = (ROOT / "utils/recipe.sh").read_text()
+    function = re.search(r"^check_kept\(\).*?^}$", text, re.MULTILINE | re.DOTALL)[0]
+    return script(
+        tmp_path / "run.sh", STAGES.format(root=shlex.quote(str(ROOT)), function=function)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--stage", "8"), "--stage 8: the last stage is 7"),
+        (("--stage", "8", "--stop_stage", "9"), "--stage 8: the last stage is 7"),
+        (("--stage", "5", "--stop_stage", "3"), "--stage 5 is after --stop_stage 3"),
+        (("--stop_stage", "0"), "--stage 1 is after --stop_stage 0"),
+    ],
+)
+def test_a_run_of_no_stage_is_wrong_usage(staged, arguments, said):
+    run(staged, *arguments).fails(2, said)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--stage", "7"), ("--stage", "-1"), ("--stage=2",)])
+def test_runs_of_some_stage_say_what_they_were_given(staged, arguments):
+    given = " stage " if arguments else " "
+    assert run(staged, *arguments).ok().out.endswith(f" 7{given}\n")
+
+
+def test_options_of_data_are_those_that_the_data_were_made_with(staged):
+    """A later stage with other ones would show tables of data that were never made."""
+    (staged.parent / "exp").mkdir()
+    (staged.parent / "exp/data_options").write_text("--keywords yes,no\n")
+    later = ("--stage", "3")
+    run(staged, *later).ok()
+    run(staged, *later, "--keywords", "yes,no", "--seed", "1").ok()
+    run(staged, "--keywords", "up,down").ok()
+    said = "--keywords: stage 1 made the data with --keywords yes,no, not with --keywords up,down"
+    run(staged, *later, "--keywords", "up,down").fails(1, said, "with another --tag")
+
+
 @settings(max_examples=40, deadline=None)
 @given(value=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_any_value_arrives_as_it_is(tmp_path_factory, value):
@@ -454,6 +510,18 @@ def test_slurm_wrong_usage(slurm):
     failed = slurm("x.log", "true", PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
     if not shutil.which("sbatch"):
         failed.fails(2, "cannot run sbatch")
+
+
+def test_an_array_larger_than_the_clusters_is_told(slurm):
+    """Slurm's own message, Invalid job array specification, names neither limit nor remedy."""
+    folder = slurm.folder.parent / "bin"
+    script(folder / "sbatch", "echo 'Invalid job array specification' >&2; exit 1\n")
+    script(folder / "scontrol", "echo 'MaxArraySize            = 1001'\n")
+    failed = slurm("JOB=1:1001", "log/x.JOB.log", "true")
+    assert failed.code == 1
+    said = "the cluster's arrays end at job 1000 (MaxArraySize), and this one at 1001: lower --nj"
+    assert said in failed.err
+    assert "MaxArraySize" not in slurm("JOB=1:1000", "log/y.JOB.log", "true").err
 
 
 def impatient(slurm, *arguments: str, **more: str) -> Result:

@@ -114,6 +114,9 @@ def test_a_failure_shows_its_log(cluster):
     assert refused.code == 1
     assert "slurm.py: sbatch failed" in refused.err
     assert not (cluster.folder / "log/q/y.id").exists()
+    large = cluster(SLURM, "JOB=1:100000", "log/z.JOB.log", "true")
+    assert large.code == 1
+    assert "(MaxArraySize), and this one at 100000: lower --nj" in large.err
 
 
 # A job records its own and its child's number, and reports if one of another array still runs.

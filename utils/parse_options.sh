@@ -11,6 +11,8 @@
 # options. If the default is true or false, the value must be too; stage, stop_stage, nj, ngpu and
 # seed take whole numbers. --help prints the help_message, then the options as the script defines
 # them, with defaults and comments; a comment may continue in lines that begin with blanks and a "#".
+# Stages of which none is left to run, or beyond the default of stop_stage, are an error. The variable
+# given_options has the names of the options on the command line, each between blanks.
 #
 # From here on the script and the commands that it calls are in the C locale: in Turkish and Estonian
 # locales [a-z] lacks letters, and in many locales numbers have a decimal comma.
@@ -97,8 +99,19 @@ _po_parse() {
                 ;;
         esac
         printf -v "$_po_name" '%s' "$_po_value"
+        given_options+="$_po_name "
     done
     _po_used=$((_po_total - $#))
+}
+
+# Check that a script with stages has one left to run; its last one is the default of stop_stage.
+# shellcheck disable=SC2154  # the script's options
+_po_check_stages() {
+    if [ "$stage" -gt "$_po_last" ]; then
+        _po_error "--stage $stage: the last stage is $_po_last"
+    elif [ "$stage" -gt "$stop_stage" ]; then
+        _po_error "--stage $stage is after --stop_stage $stop_stage, so no stage would run"
+    fi
 }
 
 _po_is_known() {
@@ -116,7 +129,11 @@ _po_known=()
 for _po_line in "${_po_shown[@]}"; do
     [[ $_po_line != [a-z]* ]] || _po_known+=("${_po_line%%=*}")
 done
+# shellcheck disable=SC2034  # for the script
+given_options=" "
+_po_last=${stop_stage-}
 _po_parse "$@"
 shift "$_po_used"
-unset -v _po_shown _po_known _po_line _po_used
-unset -f _po_error _po_lines _po_help _po_parse _po_is_known
+[[ -z ${stage-} || -z $_po_last ]] || _po_check_stages
+unset -v _po_shown _po_known _po_line _po_used _po_last
+unset -f _po_error _po_lines _po_help _po_parse _po_is_known _po_check_stages

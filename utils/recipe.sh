@@ -125,6 +125,19 @@ keep_options() { # folder of the experiments, the options as text, their stage (
     echo "$2" >"${file}"
 }
 
+# Check, when the stage that makes data is not run, that options of it on the command line are those
+# that the data were made with.
+check_kept() { # folder of the experiments, the options as text, their stage, the names of the options
+    local name file=$1/data_options stage_of=$3
+    [ "${stage_of}" = 1 ] || file+=.stage${stage_of}
+    ! begins "${stage_of}" && [ -s "${file}" ] && [ "$(<"${file}")" != "$2" ] || return 0
+    for name in "${@:4}"; do
+        [[ ${given_options} != *" ${name} "* ]] ||
+            fail 1 "--${name}: stage ${stage_of} made the data with $(<"${file}"), not with $2;" \
+                "give the same options, or run stage ${stage_of} again with another --tag"
+    done
+}
+
 # Print a line of a list: words separated by tabs.
 tabbed() { # words...
     local line

@@ -31,6 +31,7 @@ Exit status: 0 if all jobs succeed; otherwise 1, with the end of the failing log
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -179,7 +180,7 @@ def submit(request: Request) -> list[Path]:
     # Slurm's own messages about an element of the array; the job's output is in its log.
     output = ["--output", str(folder / f"{log.stem}.slurm-%a.out")]
     line = [*command, "--parsable", "--wait", *output, *arguments, f"--array={array}", str(script)]
-    wait_for(line, memory, lambda: set(codes.values()) <= set(folder.iterdir()))
+    wait_for(line, memory, lambda: set(codes.values()) <= set(folder.iterdir()), request.last)
 
     deadline = time.monotonic() + PATIENCE
     ended = {number: exit_code(path, deadline) for number, path in codes.items()}
@@ -188,8 +189,8 @@ def submit(request: Request) -> list[Path]:
     return [Path(request.fill(request.log, n)) for n, code in ended.items() if code != "0"]
 
 
-def wait_for(line: list[str], memory: Path, done: Callable[[], bool]) -> None:
-    """Submit the array and wait for its end; cancel it if interrupted.
+def wait_for(line: list[str], memory: Path, done: Callable[[], bool], last: int) -> None:
+    """Submit the array, whose last job has number `last`, and wait; cancel it if interrupted.
 
     sbatch --wait notices the end, also of lost jobs, but after a while it polls only every 32
     seconds; `done` returns whether all jobs have left their exit codes, without delay.
@@ -223,8 +224,23 @@ def wait_for(line: list[str], memory: Path, done: Callable[[], bool]) -> None:
     process.wait()
     if not remembered(memory):
         memory.unlink(missing_ok=True)
-        print(f"{PROGRAM}: sbatch failed: {shlex.join(line)}", file=sys.stderr)
+        print(f"{PROGRAM}: sbatch failed: {shlex.join(line)}{too_large(last)}", file=sys.stderr)
         sys.exit(1)
+
+
+def too_large(last: int) -> str:
+    """Return what to say if the cluster has no arrays up to job `last`; "" if it has."""
+    try:
+        told = subprocess.run(
+            ["scontrol", "show", "config"], capture_output=True, text=True, check=False
+        ).stdout
+    except OSError:
+        return ""
+    limit = re.search(r"^MaxArraySize\s*=\s*([0-9]+)", told, re.MULTILINE)
+    if not limit or last < int(limit[1]):
+        return ""
+    most = f"the cluster's arrays end at job {int(limit[1]) - 1} (MaxArraySize), and this one at"
+    return f"; {most} {last}: lower --nj, or run fewer experiments at a time"
 
 
 def remembered(memory: Path) -> list[str]:

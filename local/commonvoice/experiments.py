@@ -29,6 +29,7 @@ def experiments(systems: Systems, options: argparse.Namespace) -> Iterator[list[
         yield [
             *(baseline, "-"),
             *init(options, seed, "baseline", "centralized", options.server_train, "server_valid"),
+            *rounds_of(options, "baseline"),
             *(["--section", f"variants.{options.baseline}"] if options.baseline else []),
         ]
         for system, path in paths(options.exp, systems.all, seed):
@@ -43,7 +44,7 @@ def experiments(systems: Systems, options: argparse.Namespace) -> Iterator[list[
                 # Whisper needs neither a language model nor weights.
                 begun += ["--asset", f"lm={options.exp}/lm", "--asset", f"weights={baseline}"]
             start = ["--start", f"{baseline}/model.safetensors"]
-            yield [path, baseline, *begun, *start, *sections]
+            yield [path, baseline, *begun, *start, *sections, *rounds_of(options, system)]
 
 
 def init(
@@ -55,6 +56,20 @@ def init(
     if options.pretrained:
         words += ["--set", f"model.path={options.pretrained}"]
     return [*words, "--asset", f"tokens={options.tokens or f'{options.exp}/tokens'}"]
+
+
+def rounds_of(options: argparse.Namespace, system: str) -> list[str]:
+    """Return what sets the rounds of an experiment; DecoupleFL divides them between its stages."""
+    if not options.rounds:
+        return []
+    words = ["--set", f"rounds={options.rounds}"]
+    if method_of(system) == "decouplefl":
+        shares = {"no_stage1": 0, "no_stage2": options.rounds}
+        halves = options.rounds // 2
+        first = next((shares[one] for one in variants_of(system) if one in shares), halves)
+        words += ["--set", f"method_conf.stage1={first}"]
+        words += ["--set", f"method_conf.stage2={options.rounds - first}"]
+    return words
 
 
 def cross(systems: Systems, options: argparse.Namespace) -> Iterator[list[str]]:
@@ -84,6 +99,8 @@ def main() -> None:
     parser.add_argument("--baseline", default="", help="the variant of the baseline, if any")
     parser.add_argument("--tokens", default="", help="default: the tokens of stage 3")
     parser.add_argument("--pretrained", default="", help="the folder of the model, if any")
+    of_each = "of each experiment; default, and 0: the YAML's"
+    parser.add_argument("--rounds", type=int, default=0, help=of_each)
     with exit_with_message("experiments.py"):
         systems, options = read(parser)
         for words in parts[options.what](systems, options):

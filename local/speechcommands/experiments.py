@@ -3,7 +3,7 @@
 
     experiments.py EXP DUMP --seeds "0 1" --tasks keywords --networks dscnn --methods "fedavg alt"
         [--config YAML] [--grid YAML] [--ablations clips|true] [--server-clips 25,67]
-        [--landscape-clips 100] [--pretrained FOLDER]
+        [--landscape-clips 100] [--rounds 6] [--pretrained FOLDER]
 
 A line is an experiment's folder, the experiment that it waits for, "-" if none, and options of
 `fedtools init`, separated by tabs. If a network of --config caches the outputs of frozen layers,
@@ -72,6 +72,8 @@ def line(options: argparse.Namespace, task: str, network: str, row: str, seed: s
         if option == "conserve":
             # With a base ratio of 0, the method solves for the ratio that conserves.
             words += ["--set", "method_conf.base_ratio=0.0"]
+    if options.rounds and "rounds" not in changes:
+        words += ["--set", f"rounds={options.rounds}"]
     if options.pretrained:
         words += ["--set", f"model.path={options.pretrained}"]
     return [f"{options.exp}/{task}/{network}/{row}/seed{seed}", "-", *words]
@@ -193,6 +195,7 @@ def main() -> None:
     parser.add_argument("--ablations", choices=("true", "clips", "false"), default="false")
     parser.add_argument("--server-clips", type=sizes, default=[], metavar="N,N,...", help=has_alone)
     parser.add_argument("--landscape-clips", type=int, default=0, help="0: no figure 4")
+    parser.add_argument("--rounds", default="", help="of each row without its own; default: YAML's")
     parser.add_argument("--pretrained", default="", help="folder of the networks' model, if any")
     options = parser.parse_args()
     with exit_with_message("experiments.py"):

@@ -17,7 +17,7 @@ held_sets() {
 plan() {
     local part own
     experiment "${global}" - "${seed}" baseline centralized "${train}" "${valid}" "${assets[@]}" \
-        ${global_rounds:+--set "rounds=${global_rounds}"}
+        ${rounds:+--set "rounds=${rounds}"}
     for part in part1 part2; do
         own=(--data "newcomers=${data}/indicator${iv}")
         [ ! -d "${data}/${part}_held" ] || own+=(--data "held=${data}/${part}_held${iv}")

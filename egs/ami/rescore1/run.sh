@@ -99,6 +99,7 @@ fi
 say_estimate "${mini[*]:+${config}}" "Rescoring on ${release} by FMP, T = ${rounds} (seeds ${seeds})"
 ! begins 3 || utils/build_kenlm.sh --background
 
+check_kept "${exp}" "${corpora}--clients ${clients} ${speaking}" 1 clients speech dev_meetings
 if begins 1; then
     keep_options "${exp}" "${corpora}--clients ${clients} ${speaking}"
     log "Stage 1: data directories in ${data}"

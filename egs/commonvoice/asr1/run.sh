@@ -19,6 +19,7 @@ extractor=              # cnn: personal convolutions only; default: the config's
 sit=false               # true: DecoupleFL with speaker-invariant training
 tables=                 # more of the paper's tables: 2 (labels), 4 (ablations), 5 (extractors); stage2:
                         # labels of DecoupleFL's stage 2
+rounds=                 # rounds of each experiment; default: the config's
 price=false             # true: time rounds of what is trained next, print an estimate, and exit
 attacks=false           # true: attack the features that DecoupleFL's clients send
 clients=accent          # speaker: every speaker is a client, test speakers are newcomers
@@ -81,6 +82,7 @@ name_data               # sets options
 : "${methods:=client centralized fedavg fednorm fedextract decouplefl}"
 check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*'
 check_word sit 'true|false' attacks 'true|false' price 'true|false' ngpu '0|1'
+[ -z "${rounds}" ] || check_word rounds '[1-9][0-9]*'
 [ -z "${labels}" ] || check_word labels 'transcripts|continuous|fixed'
 [ -z "${extractor}" ] || check_word extractor 'cnn'
 [ -z "${baseline}" ] || check_word baseline '[a-z0-9_]+'
@@ -101,13 +103,16 @@ chosen+=(--tables "${tables}" --attacks "${attacks}" --newcomer-seconds "${newco
 # Check the options now, and not after hours of preparing a corpus.
 list=${exp}/experiments planned=$(local/experiments.py all "${chosen[@]}" --data "${data}" \
     --train "${trained}" --server-train "server_train${sp}" --tokens "${tokens}" \
-    --pretrained "${pretrained}" --baseline "${baseline}")
+    --pretrained "${pretrained}" --baseline "${baseline}" --rounds "${rounds:-0}")
 
 # Other data need another tag: check this for both stages before the first remakes anything.
 corpora=${COMMONVOICE:+"COMMONVOICE=.../${above}/$(basename "${corpus}") "}
 show_corpora
 ! begins 2 || keep_options "${exp}" "--clients ${clients}${speeds:+" --speeds ${speeds}"}" 2
 ! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
+check_kept "${exp}" "${corpora}${options[*]}" 1 accents unclear hours server_{hours,fraction} \
+    speaker_share common_sentences {min,max}_{seconds,chars_per_second} split_seed
+check_kept "${exp}" "--clients ${clients}${speeds:+" --speeds ${speeds}"}" 2 clients speeds
 
 ! begins 3 || "${seq2seq}" || utils/build_kenlm.sh --background
 

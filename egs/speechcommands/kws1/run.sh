@@ -24,6 +24,7 @@ keywords=               # yes,no,...: two or more, for the task keywords; defaul
 silence=true            # whether the task keywords has the class _silence_
 unknown=true            # whether the task keywords has the class _unknown_
 noise=corpus            # noise for silence and augmentation: corpus, its recordings, or made, generated
+rounds=                 # rounds of each experiment; default: the config's
 config=                 # default: conf/first.yaml, or conf/paper.yaml for a corpus in db.sh
 pretrained=             # folder of a pretrained model; default: the config's section pretrained, if any
 clip_seconds=           # length of a clip: longer ones are cut, and shorter ones padded; default: the
@@ -80,6 +81,7 @@ tasks=$(sed -E 's/\b12\b/keywords/g; s/\b35\b/words/g' <<<"${tasks}")
 check_words seeds '0|[1-9][0-9]*' tasks 'keywords|words' methods '[a-z0-9_]+' \
     figures 'clients|landscape|none'
 check_word ablations 'true|clips|false'
+[ -z "${rounds}" ] || check_word rounds '[1-9][0-9]*'
 [ "${server_clips}" != none ] || server_clips=
 first=()
 if [ -n "${server_clips}" ]; then
@@ -119,11 +121,13 @@ fetch_pretrained "${config}"
 read -r -a sections <<<"networks.${networks// / networks.} methods.${methods// / methods.}"
 [ "${stage}" -gt 3 ] || fedtools config "${config}" "${sections[@]}" >/dev/null
 
+options=(--split "${split}" --min-clips "${min_clips}" --silence "${silence}")
+options+=(--unknown "${unknown}" ${keywords:+--keywords "${keywords}"} "${length[@]}")
+[ "${noise}" = corpus ] || options+=(--noise "${noise}")
+check_kept "${exp}" "${corpora}${options[*]}" 1 split min_clips silence unknown keywords noise clip_seconds
+
 if begins 1; then
     log "Stage 1: data directories in ${data}"
-    options=(--split "${split}" --min-clips "${min_clips}" --silence "${silence}")
-    options+=(--unknown "${unknown}" ${keywords:+--keywords "${keywords}"} "${length[@]}")
-    [ "${noise}" = corpus ] || options+=(--noise "${noise}")
     keep_options "${exp}" "${corpora}${options[*]}"
     case ${made} in
         own) local/unpack_corpus.py corpus "${corpus}" ;;
@@ -152,7 +156,7 @@ if begins 3; then
     ! "${whole_grid}" || whole=(--grid "${config}" --seeds "${seeds_of_grid}")
     planned=$(local/experiments.py "${exp}" "${dump}" --seeds "${seeds}" --tasks "${tasks}" \
         --networks "${networks}" --methods "${methods}" --ablations "${ablations}" --config "${config}" \
-        --landscape-clips "${landscape_clips}" --pretrained "${pretrained}" "${alone[@]}" \
+        --landscape-clips "${landscape_clips}" --rounds "${rounds}" --pretrained "${pretrained}" "${alone[@]}" \
         "${whole[@]}")
     utils/waves.py "${list}" <<<"${planned}"
     log "Stage 3: the list of $(wc -l <"${list}") experiments, ${list}"

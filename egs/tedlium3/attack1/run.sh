@@ -24,7 +24,8 @@ speakers=               # speakers in Train-G, Part-1 and Part-2, such as 880,73
 models_of=speaker       # two models per speaker, or talk: per talk, so that some pairs share a recording
 mini_corpus=            # options of local/mini.py, such as "--speakers 180 --talks 2 --channels 2"
 speeds=                 # speed perturbation of training and adaptation data: "0.9 1.0 1.1"
-global_rounds=          # rounds of the global model's training, an epoch each; default: the config's
+rounds=                 # rounds of the global model's training, an epoch each; default: the config's
+global_rounds=          # an older name of --rounds
 local_epochs=           # epochs of a personalised model's training; default: the config's
 volumes=false           # true: random volume for each utterance of training and adaptation data
 ivectors=true           # false: MFCC alone
@@ -55,6 +56,8 @@ Stages: 1 data directories (of a mini corpus if TEDLIUM is empty in db.sh), 2 MF
 . utils/recipe.sh
 . utils/asr_steps.sh
 . local/attacks.sh
+: "${rounds:=${global_rounds}}"
+[ -z "${rounds}" ] || check_word rounds '[1-9][0-9]*'
 
 corpus=${TEDLIUM} mini=() of=
 # Whisper has its own features, and so its own folders.
@@ -100,6 +103,9 @@ options+=(--valid "${valid_share}" ${speakers:+--speakers "${speakers}"})
 [ "${held_seconds}" = 10 ] || options+=(--held-seconds "${held_seconds}")
 corpora+=${mini_corpus:+"mini.py ${mini_corpus} "}
 ! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
+check_kept "${exp}" "${corpora}${options[*]}" 1 partition unit partition_seed hours_g speakers \
+    seconds_per_model valid_share models_of indicator_utterances held_seconds mini_corpus
+check_kept "${exp}" "--volumes ${volumes}${speeds:+" --speeds ${speeds}"}" 2 volumes speeds
 ! begins 2 || keep_options "${exp}" "--volumes ${volumes}${speeds:+" --speeds ${speeds}"}" 2
 if begins 3 && [ "${ivectors}" = true ]; then
     sizes=$(fedtools config "${config}" ivectors.{gaussians,dimension,hours} | tr '\n' ' ')
