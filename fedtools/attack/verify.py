@@ -110,7 +110,10 @@ def make_trials(
         rest = [rest[index] for index in np.sort(drawn)]
     if not targets[EASY] or not rest:
         kind = "two speakers" if targets[EASY] else "one speaker"
-        raise UserError(f"no pair of models of {kind}")
+        remedy = "give more models: of each speaker two, trained on less speech or in two rounds"
+        if targets[EASY]:
+            remedy = "give the models of several people"
+        raise UserError(f"no pair of models of {kind}", remedy=remedy)
     return {kind: _trials(own, rest) for kind, own in targets.items() if own}
 
 

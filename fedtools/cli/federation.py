@@ -61,17 +61,20 @@ def init(
     """
     from fedtools.federation.init import init as begin
     from fedtools.federation.init import read_config
+    from fedtools.files.config import set_by
 
-    begin(
-        experiment,
-        method=method,
-        config=read_config(config, section, set_),
-        where=config,
-        data=_pairs(data, "--data", "SPLIT=FOLDER"),
-        assets=_pairs(asset, "--asset", "NAME=FOLDER"),
-        start=start,
-        seed=seed,
-    )
+    folders = _pairs(data, "--data", "SPLIT=FOLDER"), _pairs(asset, "--asset", "NAME=FOLDER")
+    with set_by(set_):
+        begin(
+            experiment,
+            method=method,
+            config=read_config(config, section, set_),
+            where=config,
+            data=folders[0],
+            assets=folders[1],
+            start=start,
+            seed=seed,
+        )
 
 
 @command("methods", "Federation")

@@ -74,8 +74,15 @@ def init(
     others = {name: Path(folder) for name, folder in (assets or {}).items()}
     if "train" not in folders:
         raise UserError("no training data", path=path, remedy="give --data train=FOLDER")
-    for split in folders:
+    for split, folder in folders.items():
         check_id(split, "split")
+        if not folder.is_dir():
+            remedy = f"check --data {split}=FOLDER"
+            raise UserError("no such data directory", path=folder, remedy=remedy)
+    for name, folder in others.items():
+        if not folder.is_dir():
+            remedy = f"check --asset {name}=FOLDER"
+            raise UserError("no such folder", path=folder, remedy=remedy)
     options = read_options(config, where, method, seed, start, data)
     facts = facts_of(options.task, where)
     files = {file.name: file for file in facts.files(folders, others, where)}
@@ -178,6 +185,19 @@ def read_options(
     return from_mapping(Options, given, where)
 
 
+def _no_section(whole: Mapping[str, Any], section: str) -> str:
+    """Return a message about a section that a configuration lacks, and those that it has there."""
+    *parents, last = section.split(".")
+    place: Any = whole
+    for name in parents:
+        place = place.get(name) if isinstance(place, dict) else None
+    if not isinstance(place, dict):
+        return _no_section(whole, ".".join(parents))
+    known = [str(name) for name, value in place.items() if isinstance(value, dict)]
+    above = f"{'.'.join(parents)}: " if parents else ""
+    return f"{above}no{unknown(last, known, 'section').removeprefix('unknown')}"
+
+
 def read_config(path: Path, sections: Sequence[str], settings: Sequence[str]) -> dict[str, Any]:
     """Read the options of an experiment.
 
@@ -198,6 +218,6 @@ def read_config(path: Path, sections: Sequence[str], settings: Sequence[str]) ->
         if found is None and section.endswith("?"):
             continue
         if not isinstance(found, dict):
-            raise UserError(f"no section {section!r}", path=path)
+            raise UserError(_no_section(whole, section.removesuffix("?")), path=path)
         config = merge(config, found, path)
     return override(config, settings)

@@ -10,6 +10,7 @@ import functools
 import re
 import typing
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -213,7 +214,32 @@ def option_error(problem: str, where: str | Path, name: str, *value: Any) -> Use
                     lines.append(key.start_mark.line + 1)
     place = f"{section}: " if colon else ""
     line = lines[0] if len(lines) == 1 else None
+    if not lines and (setting := _setting_of(section, str(name))):
+        path = f"--set {setting}"
     return UserError(f"{place}{problem}", path=path, line=line)
+
+
+# Settings of the command line, which messages name in place of a file that lacks the option.
+_settings: ContextVar[Sequence[str]] = ContextVar("settings", default=())
+
+
+@contextlib.contextmanager
+def set_by(settings: Sequence[str]) -> Iterator[None]:
+    """Let messages about options that are set within name `settings`, see `override`."""
+    before = _settings.set(settings)
+    try:
+        yield
+    finally:
+        _settings.reset(before)
+
+
+def _setting_of(section: str, name: str) -> str:
+    """Return the last of the settings that sets an option of a section; "" if none does."""
+    for setting in reversed(_settings.get()):
+        keys = setting.partition("=")[0].split(".")
+        if name in keys and set(section.replace(": ", ".").split(".")) - {""} <= set(keys):
+            return setting
+    return ""
 
 
 def lookup(path: str | Path, key: str, *, as_written: bool = False) -> Any:
@@ -331,7 +357,8 @@ def read_section(
             raise UserError(f"--set {setting!r} is not in the section {section!r}", remedy=remedy)
     content = override(read_yaml(config) if config else {}, settings)
     where = f"{config}: {section}" if config else section
-    return from_mapping(kind, content.get(section), where)
+    with set_by(settings):
+        return from_mapping(kind, content.get(section), where)
 
 
 def unknown(name: str, known: Sequence[str] | Mapping[str, Any], what: str = "option") -> str:

@@ -63,7 +63,8 @@ class Options:
         if value is not None and not share and not count:
             population = f"{total} clients" if total else "the clients"
             problem = f"option 'clients_per_round' is {value!r}, no number or share of {population}"
-            raise ValueError(f"{problem}; give 10, or 0.1")
+            most = f"a number from 1 to {total}" if total else "a number, such as 10,"
+            raise ValueError(f"{problem}; give {most} or a share, such as 0.1")
 
 
 NAMES = tuple(field.name for field in fields(Options))

@@ -82,7 +82,8 @@ def partition(data: DataDir, config: PartitionConfig) -> Partition:
             several labels.
     """
     if not data.utt2spk:
-        raise UserError("not there", path=data.path / "utt2spk")
+        remedy = "write a line for each utterance: <utterance> <speaker>"
+        raise UserError("not there", path=data.path / "utt2spk", remedy=remedy)
     if config.scheme == "map":
         return _by_map(data, config)
     units = [[utt] for utt in data.utterances]

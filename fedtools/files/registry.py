@@ -23,6 +23,7 @@ from fedtools.files.errors import UserError
 T = TypeVar("T")
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_OWN = "FEDTOOLS_PATH"
 
 
 class Registry(Generic[T]):
@@ -37,7 +38,7 @@ class Registry(Generic[T]):
         self._package, self._what = package, what
         self._found: dict[str, T] = {}
         self._modules: dict[str, str] = {}
-        folders = os.environ.get("FEDTOOLS_PATH", "").split(os.pathsep)
+        folders = os.environ.get(_OWN, "").split(os.pathsep)
         last = package.rpartition(".")[2]
         own = [str(Path(os.path.realpath(folder)) / last) for folder in folders if folder]
         sys.modules[package].__path__.extend(dict.fromkeys(own))
@@ -72,8 +73,23 @@ class Registry(Generic[T]):
             if find_spec(module):
                 self._import(module)
         if not isinstance(name, str) or (name not in self._found and name not in self.names()):
-            raise UserError(unknown(str(name), self.names(), self._what), path=where)
+            problem = unknown(str(name), self.names(), self._what)
+            raise UserError(problem, path=where, remedy=self._remedy(str(name), problem))
         return self._found[name]
+
+    def _remedy(self, name: str, problem: str) -> str | None:
+        """Return where an unknown name was looked for, and what to do about a file of that name."""
+        file = Path(self._package.rpartition(".")[2], f"{name}.py")
+        for folder in (Path.cwd(), *Path.cwd().parents):
+            own = folder / "fedtools" / file
+            if name.isidentifier() and own.is_file() and not own.is_relative_to(_PACKAGE):
+                return f"{own} is not in the package that runs, {_PACKAGE}: run pip install -e ."
+        if "did you mean" in problem:
+            return None
+        places = [place for place in os.environ.get(_OWN, "").split(os.pathsep) if place]
+        if not places:
+            return f"${_OWN}, for {file.parent} of your own, is not set"
+        return f"it is not in {', '.join(f'{place}/{file.parent}' for place in places)} either"
 
     def names(self) -> list[str]:
         """Return all names, in alphabetical order."""

@@ -33,6 +33,25 @@ Faults = Iterator[tuple[str, int | None, str, str | None]]
 
 # The options of utils/validate_data_dir.py for tables that may be absent.
 OPTIONS = {"text": "--no-text", "wav.scp": "--no-wav", "feats.scp": "--no-feats"}
+
+
+def inverted(name: str, other: str) -> str:
+    """Return what to do to make one of two tables, of which each is the other inverted."""
+    if name.startswith("utt2"):
+        program = "{for (n = 2; n <= NF; n++) print $n, $1}"
+    else:
+        program = '{a[$2] = a[$2] " " $1} END {for (x in a) print x a[x]}'
+    return f"make it with: awk '{program}' {other} | LC_ALL=C sort >{name}"
+
+
+# How to make the tables that a data directory must have.
+_MAKE = {
+    "utt2spk": "write a line for each utterance: <utterance> <speaker>",
+    "spk2utt": inverted("spk2utt", "utt2spk"),
+    "text": "write a line for each utterance: <utterance> <words>",
+    "wav.scp": "write a line for each recording: <recording> <file>",
+    "feats.scp": "make it with fedtools extract-features",
+}
 # Tables with one positive number per line.
 NUMBERS = {"utt2dur", "reco2dur", "utt2num_frames", "utt2speed"}
 # Tables with one word per line; other utt2* maps may hold anything.
@@ -85,8 +104,8 @@ def validate_data_dir(
     required = {"utt2spk": True, "spk2utt": True, "text": text, "wav.scp": wav, "feats.scp": feats}
     for name, needed in required.items():
         if needed and not (path / name).exists():
-            option = OPTIONS.get(name)
-            remedy = f"make it, or pass {option} if it is not needed" if option else "make it"
+            option, remedy = OPTIONS.get(name), _MAKE[name]
+            remedy += f", or pass {option} if it is not needed" if option else ""
             raise UserError("not there", path=path / name, remedy=remedy)
     names = [*required, "segments", "utt2dur", "utt2num_frames", "utt2client", "client2utt"]
     names += other_tables(path)
@@ -161,7 +180,7 @@ def _inverse_faults(tables: Tables, forward: str, backward: str) -> Faults:
         return
     for name, other in ((forward, backward), (backward, forward)):
         if name not in tables:
-            yield name, None, "not there", f"{other} is there: make both"
+            yield name, None, "not there", f"{other} is there: {inverted(name, other)}"
     expected = {x: " ".join(utts) for x, utts in invert(tables[forward]).items()}
     yield from _set_faults(tables, backward, _lines(tables[forward].values()), forward)
     for line, (x, utts) in enumerate(tables[backward].items(), 1):
