@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
 import shutil
 import unicodedata
 from collections import Counter
@@ -79,6 +80,66 @@ def test_release_12_says_that_its_accents_are_empty(tmp_path):
     result = prepare(language, tmp_path / "data", "--accents", ACCENTS)
     result.fails(1, "validated.tsv", "no accent in any of 32 rows", "take another release")
     assert not (tmp_path / "data").exists()
+
+
+def test_a_language_with_variants_alone_is_told_with_them(tmp_path):
+    """Welsh and others name a variant in place of an accent, in releases from 17."""
+    language = common_voice(tmp_path, [replace(clip, accent="") for clip in some_clips()], 17)
+    table = language / "validated.tsv"
+    header, *rows = (line.split("\t") for line in table.read_text().splitlines())
+    for number, row in enumerate(rows):
+        row[header.index("variant")] = "North-Western Welsh" if number % 4 else "Patagonian Welsh"
+    table.write_text("".join("\t".join(row) + "\n" for row in [header, *rows]))
+    said = "which have variants of the language instead: North-Western Welsh (24); Patagonian"
+    result = prepare(language, tmp_path / "data", "--accents", ACCENTS)
+    result.fails(1, "no accent in any of 32 rows", said, "make speakers the clients: --accents any")
+    assert "release 12" not in result.err
+
+
+@pytest.mark.parametrize("release", [5, 17])
+def test_a_table_that_was_saved_with_an_index_is_read(tmp_path, release):
+    """Pandas' to_csv adds a column without a name, unless it is told not to."""
+    language = common_voice(tmp_path, some_clips(), release)
+    prepare(language, tmp_path / "one", "--accents", ACCENTS).ok()
+    for table in language.glob("*.tsv"):
+        header, *rows = table.read_text().splitlines(keepends=True)
+        indexed = [f"{number}\t{row}" for number, row in enumerate(rows)]
+        table.write_text("".join([f"\t{header}", *indexed]))
+    prepare(language, tmp_path / "two", "--accents", ACCENTS).ok()
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+LAYOUTS = {
+    "spontaneous": (("ss-corpus-en.tsv", "audios/1.mp3"), "this is Spontaneous Speech, which is"),
+    "above it": (("en/ss-corpus-en.tsv", "en/audios/1.mp3"), "take Scripted Speech"),
+    "hugging face": (
+        ("transcript/en/train.tsv", "audio/en/train/en_train_0.tar"),
+        "Hugging Face's copy has other folders: unpack audio/*/*/*.tar into one folder clips",
+    ),
+    "kaggle": (("cv-valid-train.csv", "cv-valid-train/1.mp3"), "does not tell speakers apart"),
+    "archive": (("cv-corpus-17.0-en.tar.gz",), "unpack the archive, with tar -xf "),
+    "tables": (("en/train-0000.parquet",), "such as train-0000.parquet are not read"),
+    "far above": (("cv-corpus-17.0/en/validated.tsv",), "such as {folder}/cv-corpus-17.0/en"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_other_layouts_get_the_remedy_that_fits(tmp_path, name):
+    files, said = LAYOUTS[name]
+    folder = tmp_path / "corpus"
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+    result = prepare(folder, tmp_path / "data", "--accents", ACCENTS)
+    result.fails(1, "no validated.tsv; ", said.format(folder=folder))
+
+
+@pytest.mark.parametrize("name", ["en.tar.gz", "en.tgz", "my corpus.tar", "en.zip"])
+def test_an_archive_in_place_of_a_folder_is_told_with_a_command(tmp_path, name):
+    (tmp_path / name).touch()
+    tool = "unzip" if name.endswith("zip") else "tar -xf"
+    said = f"an archive; unpack it, with {tool} {shlex.quote(str(tmp_path / name))}; name the"
+    prepare(tmp_path / name, tmp_path / "data", "--accents", ACCENTS).fails(1, said)
 
 
 def test_codes_and_texts_and_their_letters_are_one_accent(tmp_path):

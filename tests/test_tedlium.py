@@ -14,6 +14,7 @@ import numpy as np
 import prepared
 import pytest
 import scripts
+import soundfile
 from commands import Result
 from fakes import TED_TRAPS, TedTalk, some_talks, ted_talk, tedlium
 from hypothesis import given
@@ -469,6 +470,75 @@ def test_bad_input_is_told_in_one_line(tmp_path):
         stm.unlink()
     prepare(corpus, out, *SMALL).fails(1, "legacy/test/stm: no *.stm")
     assert not out.exists()
+
+
+LAYOUTS = {
+    "above": (lambda corpus: corpus.parent, "legacy/train/stm: no *.stm; name {corpus}"),
+    "partition": (lambda corpus: corpus / "legacy", "no *.stm; name the folder above, {corpus}"),
+    "archives": (lambda corpus: _packed(corpus), "unpack the archives, such as train.tar.gz"),
+    "archive": (lambda corpus: _archive(corpus), "an archive; unpack it, with tar -xf "),
+    "file": (lambda corpus: corpus / "legacy/train/stm/A.txt", "a file, not a folder; name the"),
+}
+
+
+def _packed(corpus: Path) -> Path:
+    for folder in (corpus / "legacy").iterdir():
+        folder.rename(corpus.parent / folder.name)
+        (corpus / f"legacy/{folder.name}.tar.gz").touch()
+    return corpus
+
+
+def _archive(corpus: Path) -> Path:
+    path = corpus.parent / "TEDLIUM release-3.tgz"
+    path.touch()
+    return path
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_other_folders_get_the_remedy_that_fits(tmp_path, name):
+    change, said = LAYOUTS[name]
+    corpus = tedlium(tmp_path / "below", some_talks())
+    (corpus / "legacy/train/stm/A.txt").touch()
+    result = prepare(change(corpus), tmp_path / "data", *SMALL)
+    result.fails(1, said.format(corpus=corpus))
+    assert not (tmp_path / "data").exists()
+
+
+def test_release_2_is_read_as_its_message_says(tmp_path):
+    """Releases 1 and 2 have the sets without a partition, and are its partition `legacy`."""
+    corpus, out = tedlium(tmp_path, some_talks()), tmp_path / "data"
+    old = (corpus / "legacy").rename(tmp_path / "TEDLIUM release2")
+    told = prepare(old, out, *SMALL)
+    told.fails(1, "no *.stm; releases 1 and 2 have one partition: mkdir DIR && ln -s ")
+    prepare(tmp_path, out, *SMALL).fails(1, f"have one partition: name {old} for how to use it")
+    (tmp_path / "DIR").mkdir()
+    (tmp_path / "DIR/legacy").symlink_to(old)
+    prepare(tmp_path / "DIR", out, *SMALL).ok()
+
+
+@pytest.mark.parametrize("suffix", [".wav", ".flac"])
+def test_audio_that_was_converted_is_read(tmp_path, suffix):
+    corpus = tedlium(tmp_path, some_talks())
+    prepare(corpus, tmp_path / "one", *SMALL).ok()
+    for path in corpus.rglob("*.sph"):
+        samples, rate = soundfile.read(path)
+        soundfile.write(path.with_suffix(suffix), samples, rate)
+        path.unlink()
+    prepare(corpus, tmp_path / "two", *SMALL).ok()
+    one, two = (checked(tmp_path / name) for name in ("one", "two"))
+    assert {name: data.text for name, data in one.items()} == {
+        name: data.text for name, data in two.items()
+    }
+    assert all(path.endswith(suffix) for data in two.values() for path in data.wav_scp.values())
+
+
+def test_audio_that_is_missing_is_named(tmp_path):
+    corpus = tedlium(tmp_path, some_talks())
+    lost = sorted((corpus / "legacy/train/sph").iterdir())[0]
+    lost.unlink()
+    told = prepare(corpus, tmp_path / "data", *SMALL, "--max-drop", "0.5").ok()
+    assert f"audio: no such file: 2, the first in {corpus}/legacy/train/stm/" in told.err
+    assert f": {lost}\n" in told.err
 
 
 # --- the mini corpus -----------------------------------------------------------------------------

@@ -407,6 +407,13 @@ FOREIGN = {
 }
 
 
+def test_a_folder_of_a_checkpoint_names_its_file(folder, tmp_path, cli):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/tiny.pt").touch()
+    said = f"name the file in it, {tmp_path}/cache/tiny.pt"
+    refused(cli, tmp_path / "cache", "no model.bin", said, tokenizer=folder)
+
+
 @pytest.mark.parametrize("what", FOREIGN)
 def test_files_of_others_are_named_and_no_advice_is_unsafe(what, folder, tmp_path, cli):
     """PyTorch's own message advises to load with weights_only=False, which runs code."""

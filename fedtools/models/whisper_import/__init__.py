@@ -36,6 +36,8 @@ def import_whisper(source: Path, out: Path, tokenizer: Path | None = None) -> li
         if not (source / "model.bin").exists():
             problem = "no model.bin: not a CTranslate2 folder"
             remedy = "a Hugging Face folder needs no import"
+            if files := sorted(source.glob("*.pt")):
+                remedy = f"name the file in it, {files[0]}"
             raise UserError(problem, path=source, remedy=remedy)
         read, tokenizer = read_ctranslate2, tokenizer or source
         source = source / "model.bin"
