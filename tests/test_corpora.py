@@ -65,7 +65,7 @@ KINDS = {
     ),
     "speechcommands": Kind(
         lambda folder: speech_commands(folder, some_words()),
-        (), 6, "no validation_list.txt; name the folder that has it",
+        (), 6, "_nohash_<number>.wav; name the folder that has",
         "zero/*.wav", 9 / 128,
         "kept 119, dropped 9 (empty file: 9, the first",
     ),

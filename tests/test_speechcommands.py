@@ -14,6 +14,7 @@ import numpy as np
 import prepared
 import pytest
 import scripts
+from commands import inside
 from fakes import (
     KEYWORDS,
     OTHER_WORDS,
@@ -31,6 +32,7 @@ from prepared import content
 from scipy.stats import kstest
 
 from fedtools.audio.wave import read_wave, recording_seconds
+from fedtools.files.clips import Clips
 from fedtools.files.datadir import DataDir, byte_order, read_table
 from fedtools.files.errors import UserError
 from fedtools.files.validate import validate_data_dir
@@ -520,6 +522,10 @@ def test_words_of_any_letters_are_classes(tmp_path, form):
     found = read(out, "keywords")
     assert set(ACCENTED.values()) <= labels(found["test"]).keys()
     assert all(name.isascii() for data in found.values() for name in data.text)
+    classes = out / "keywords/classes.txt"
+    inside("pack-clips", out / "keywords/test", out / "clips", "--classes", classes).ok()
+    packed = Clips.read(out / "clips")
+    assert Counter(packed.classes[label] for label in packed.labels) == labels(found["test"])
     sizes = [len(data.text) for data in read(out, "words").values()]
     plain = tmp_path / "plain"
     speech_commands(plain, some_words())
