@@ -22,7 +22,7 @@ from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.adapters import Trained
-from fedtools.models.asr import build_model, outputs
+from fedtools.models.asr import build_model, outputs, positions
 from fedtools.models.extractor import Cut
 from fedtools.models.pretrained.folder import import_transformers
 from fedtools.tasks.asr.model import cut_above
@@ -91,15 +91,15 @@ def test_the_two_parts_are_the_model(folders, kind, layers):
     cut, batch = cut_of(model, *personal), audio(kind)
     assert cut.blocks == layers and cut.step == model.encoder.step and cut.size == 32
     with torch.no_grad():
-        whole, positions = outputs(model, batch)
+        whole, counts = outputs(model, batch)
         features, lengths = cut.extract(model, batch)
         parts = cut.classify(model, features, lengths)
-        assert lengths.tolist() == positions.tolist()
+        assert lengths.tolist() == counts.tolist()
         for row, length in enumerate(batch["speech_lengths"]):
             lone = {"speech": batch["speech"][row : row + 1, :length]}
             alone, own = cut.extract(model, lone | {"speech_lengths": length[None]})
             size = int(own)
-            assert size == lengths[row] == cut.positions(model, int(length))
+            assert size == lengths[row] == positions(model, int(length))
             torch.testing.assert_close(alone[0], features[row, :size], rtol=0, atol=1e-5)
             torch.testing.assert_close(parts[row, :size], whole[row, :size], rtol=0, atol=1e-5)
             padded = torch.cat([alone, torch.full((1, 3, cut.size), 7.0)], 1)
@@ -116,8 +116,8 @@ def test_from_what_is_kept_of_frozen_layers(folders):
     with torch.no_grad():
         hidden, lengths = model.encoder.lower(*batch.values(), model.depth)
         found, sizes = cut.extract(model, {"hidden": hidden, "speech_lengths": lengths})
-        expected, positions = cut.extract(model, batch)
-    assert sizes.tolist() == positions.tolist()
+        expected, counts = cut.extract(model, batch)
+    assert sizes.tolist() == counts.tolist()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 

@@ -73,7 +73,7 @@ INIT = {
     ),
     "an unknown section": (
         _words(None, "--section", "tiny"),
-        "config.yaml: no section 'tiny'; known: model, training, networks",
+        "config.yaml: no section 'tiny'; known: model, networks, training",
     ),
     "an unknown section of a section": (
         _words(None, "--section", "networks.smal"),
@@ -97,7 +97,7 @@ INIT = {
     ),
     "features of too few utterances": (
         _words({"--data": "train=few"}),
-        "few/feats.scp: no entry of utterance 'au-s0-000'; extract its features",
+        "few/feats.scp: no features of utterance 'au-s0-000'; extract them",
     ),
     "transcripts of too few utterances": (
         _words(None, "--data", "valid=silent"),

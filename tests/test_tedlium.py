@@ -475,7 +475,7 @@ def test_bad_input_is_told_in_one_line(tmp_path):
 LAYOUTS = {
     "above": (lambda corpus: corpus.parent, "legacy/train/stm: no *.stm; name {corpus}"),
     "partition": (lambda corpus: corpus / "legacy", "no *.stm; name the folder above, {corpus}"),
-    "archives": (lambda corpus: _packed(corpus), "unpack the archives, such as train.tar.gz"),
+    "archives": (lambda corpus: _packed(corpus), "unpack the archives, such as dev.tar.gz"),
     "archive": (lambda corpus: _archive(corpus), "an archive; unpack it, with tar -xf "),
     "file": (lambda corpus: corpus / "legacy/train/stm/A.txt", "a file, not a folder; name the"),
 }

@@ -93,7 +93,7 @@ def read_wave(spec: str, start: float | None = None, end: float | None = None) -
     if _seeks(place):
         with _opened(place) as (sound, frames):
             # Within a WAV, codecs such as GSM 6.10 have no seek.
-            if _seekable(sound):
+            if sound.seekable():
                 return _read(sound, place, *_interval(place, start, end, sound.samplerate, frames))
     # A decoder that seeks in an MP3 lacks the bits stored in earlier frames, and reports that on
     # stderr for every segment: decode the recording once, from the start, for all segments.
@@ -140,11 +140,6 @@ def _seeks(place: AudioPlace) -> bool:
         return False
     with _file(place) as file:
         return file.read(4) in CHECKS.keys() - LOSSY
-
-
-def _seekable(sound: soundfile.SoundFile) -> bool:
-    """Return whether the codec has a seek; libsndfile claims one for DWVW, which then fails."""
-    return sound.seekable() and not sound.subtype.startswith("DWVW")
 
 
 @contextmanager
@@ -232,7 +227,7 @@ def _read(sound: soundfile.SoundFile, place: AudioPlace, first: int, last: int) 
         raise _unreadable(f"{count} samples are too many", path=place)
     try:
         # Seek to the start, too: after a seek an MP3's samples differ by 1e-7, so always seek.
-        if first or _seekable(sound):
+        if first or sound.seekable():
             sound.seek(first)
         samples = sound.read(count, dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
