@@ -11,8 +11,8 @@
 # options. If the default is true or false, the value must be too; stage, stop_stage, nj, ngpu and
 # seed take whole numbers. --help prints the help_message, then the options as the script defines
 # them, with defaults and comments; a comment may continue in lines that begin with blanks and a "#".
-# Stages of which none is left to run, or beyond the default of stop_stage, are an error. The variable
-# given_options has the names of the options on the command line, each between blanks.
+# Stages of which none is left to run, or beyond the default of stop_stage, are an error; --stop_stage 0
+# checks the options alone. The variable given_options has the names of the options on the command line, each between blanks.
 #
 # From here on the script and the commands that it calls are in the C locale: in Turkish and Estonian
 # locales [a-z] lacks letters, and in many locales numbers have a decimal comma.
@@ -109,7 +109,7 @@ _po_parse() {
 _po_check_stages() {
     if [ "$stage" -gt "$_po_last" ]; then
         _po_error "--stage $stage: the last stage is $_po_last"
-    elif [ "$stage" -gt "$stop_stage" ]; then
+    elif [[ $stop_stage -gt 0 && $stage -gt $stop_stage ]]; then
         _po_error "--stage $stage is after --stop_stage $stop_stage, so no stage would run"
     fi
 }
