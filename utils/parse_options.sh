@@ -12,7 +12,8 @@
 # seed take whole numbers. --help prints the help_message, then the options as the script defines
 # them, with defaults and comments; a comment may continue in lines that begin with blanks and a "#".
 # Stages of which none is left to run, or beyond the default of stop_stage, are an error; --stop_stage 0
-# checks the options alone. The variable given_options has the names of the options on the command line, each between blanks.
+# checks the options alone. The variable given_options has the names of the options on the command line,
+# each between blanks.
 #
 # From here on the script and the commands that it calls are in the C locale: in Turkish and Estonian
 # locales [a-z] lacks letters, and in many locales numbers have a decimal comma.
