@@ -382,16 +382,49 @@ def test_what_clients_keep_is_for_their_owner_alone(tmp_path):
     inside("rounds", path, "--to", "1").ok()
     folders = list((path / "clients").iterdir())
     assert folders and {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
-    # Files that are saved together have the mode that the user's umask leaves.
-    (tmp_path / "usual").touch()
     kept = list((path / "clients").glob("*/round_*/*"))
-    assert {one.stat().st_mode for one in kept} == {(tmp_path / "usual").stat().st_mode}
+    assert kept and {one.stat().st_mode & 0o777 for one in kept} == {0o600}
     # Files as written by an earlier version.
     for folder in folders:
         folder.chmod(0o755)
     inside("rounds", path, "--to", "2").ok()
     sampled = (path / "round_0002" / "clients").read_text().split()
     assert {(path / "clients" / name).stat().st_mode & 0o777 for name in sampled} == {0o700}
+
+
+@pytest.mark.parametrize("beneath", [True, False], ids=["new", "made before"])
+def test_what_clients_send_is_for_their_owner_alone(tmp_path, beneath):
+    """Not for other users, even if the experiment's folder is opened to them later."""
+    (tmp_path / "usual").touch()
+    usual = (tmp_path / "usual").stat().st_mode & 0o777
+    assert usual & 0o044, "the umask of these tests hides what they test"
+    if not beneath:
+        (tmp_path / "exp").mkdir()
+    world = keyword_world.make_world(tmp_path)
+    path = keyword_world.begin(world, tmp_path / "exp", "fedavg", "keep_updates=true")
+    inside("rounds", path, "--to", "1", "--evaluate", "valid").ok()
+    assert path.stat().st_mode & 0o777 == 0o700
+    written = [one for one in path.rglob("*") if one.is_file() and ".locks" not in one.parts]
+    assert {one.name for one in written} >= {"update.1.safetensors", "update.1.tsv", "ledger.tsv"}
+    assert {one.stat().st_mode & 0o077 for one in written} == {0}
+    # Elsewhere the user's umask decides.
+    assert (world / "clips/train/sha256sums").stat().st_mode & 0o777 == usual
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_job_that_another_user_has_answered_is_not_complete(tmp_path):
+    world = keyword_world.make_world(tmp_path)
+    path = keyword_world.begin(world, tmp_path / "exp", "fedavg", "keep_updates=true")
+    inside("sample", path).ok()
+    inside("train-local", path).ok()
+    table = path / "round_0001/update.1.tsv"
+    honest = table.read_bytes()
+    table.write_bytes(honest.replace(b"\tok", b"\tno"))
+    inside("train-local", path).ok()
+    assert table.read_bytes() != honest
+    os.chown(table, 65534, 65534)
+    inside("train-local", path).ok()
+    assert b"\tok" in table.read_bytes() and table.stat().st_uid == 0
 
 
 def test_more_rounds_than_anybody_runs_are_refused(world, tmp_path):

@@ -22,6 +22,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment, write_clients, write_sums
 from fedtools.files.locks import lock
 from fedtools.files.options import NAMES, Options
+from fedtools.files.private import make_private
 from fedtools.files.provenance import record
 from fedtools.files.sections import SECTIONS
 from fedtools.files.seeds import seed64
@@ -119,7 +120,8 @@ def init(
         start_from = Path(start) if start else None
         new = NewExperiment(options, made, folders, others, start_from, where)
         states = _begin(facts, new, seed)
-    path.mkdir(parents=True, exist_ok=True)
+    # What clients send, and what is measured on their data, is nobody else's to read.
+    make_private(path)
     with lock(path, "rounds"):
         freeze(path / "config.yaml", vars(options))
         freeze(path / "data.yaml", identities, "other data")

@@ -33,13 +33,15 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
     For libraries that need a file name. The temporary file is in the same directory, so that the
     rename cannot cross file systems; it is flushed to disk first, so that a power cut cannot
-    leave an empty file under the final name. A block that fails leaves no file.
+    leave an empty file under the final name. A block that fails leaves no file. Users who cannot
+    read the folder cannot read the file either, also when the folder is opened to them later.
     """
     path = Path(path)
     suffix, prefix = _marks(path.parent, path.name)
     temporary = path.with_name(f"{prefix}{os.urandom(6).hex()}{suffix}")
     # The mode that the system gives by the user's umask, also to a library's own file.
-    handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    allowed = 0o600 | 0o066 & path.parent.stat().st_mode
+    handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, allowed)
     mode = stat.S_IMODE(os.fstat(handle).st_mode)
     os.close(handle)
     try:
@@ -131,11 +133,18 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 def _marks(folder: Path, name: str) -> tuple[str, str]:
     """Return suffix and prefix of this process's temporary files; remove orphans first."""
-    folder.mkdir(parents=True, exist_ok=True)
+    _make_folder(folder)
     if (os.getpid(), folder) not in _cleaned:
         _remove_orphans(folder)
         _cleaned.add((os.getpid(), folder))
     return ".tmp", f".{name}.{machine()}-{os.getpid()}."
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, each readable by nobody who cannot read the one above."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(0o700 | 0o077 & folder.parent.stat().st_mode, exist_ok=True)
 
 
 def _remove_orphans(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -164,15 +165,18 @@ def job_complete(
 ) -> bool:
     """Return whether a job's files are complete, for exactly these clients and this base.
 
-    A rerun skips complete jobs. Arguments as in `MessageWriter`.
+    A rerun skips complete jobs, but none that another user has written. Arguments as in
+    `MessageWriter`.
     """
     tensors, table = paths_of(round_dir, job)
     try:
+        if table.stat().st_uid != os.geteuid():
+            return False
         rows = read_tsv(table, COLUMNS)
         if payload.tensors:
             spec = stacked(payload.tensors, len(rows))
             check_spec(read_layout(tensors).spec, spec, tensors)
-    except UserError:
+    except (FileNotFoundError, UserError):
         return False
     bases = {row["base"] for row in rows}
     return bases <= {base} and [row["client"] for row in rows] == list(clients)
