@@ -99,12 +99,11 @@ def test_what_is_finished_is_not_opened_again(alone):
     tiny.write_text(kept.replace("rounds: 2", "rounds: 3"))
     refused = run(*words, env=environment)
     tiny.write_text(kept)
-    header, *lines = refused.err.splitlines()[-4:]
-    assert refused.code == 1 and header == "run.py: 6 of 6 jobs failed"
-    for number, line in enumerate(lines, 1):
-        assert line.startswith("fedtools: exp/fake/keywords/dscnn/") and "rounds" in line
-        assert "made with another configuration" in line
-        assert line.endswith(f" (log: exp/fake/log/train.init.{number}.log)")
+    line = refused.err.splitlines()[-1]
+    assert refused.code == 1
+    assert line.startswith("fedtools: exp/fake/keywords/dscnn/") and "rounds" in line
+    assert "made with another configuration" in line
+    assert line.endswith(" (log: exp/fake/log/train.init.log)")
 
 
 def test_data_that_experiments_began_with_are_not_made_anew(alone):
