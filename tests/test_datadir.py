@@ -151,6 +151,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
 
 
 def test_files_appear_whole_with_the_users_permissions(tmp_path):
+    tmp_path.chmod(0o755)
     mask = os.umask(0o027)
     try:
         with atomic_path(tmp_path / "deep/er/f") as temporary:
