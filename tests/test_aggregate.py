@@ -382,6 +382,7 @@ def test_who_is_refused_is_what_the_definition_says(
     folder = tmp_path_factory.mktemp("round")
     base, states = around(folder, [3.7 * 10.0**one for one in exponents])
     left = dict(states)
+    size = math.sqrt(sum(float((value.astype("f8") ** 2).sum()) for value in base.values()))
     while True:
         lengths = {
             client: math.sqrt(
@@ -392,7 +393,8 @@ def test_who_is_refused_is_what_the_definition_says(
             )
             for client, one in left.items()
         }
-        median = sorted(lengths.values())[(len(lengths) - 1) // 2]
+        # The median counts as a twentieth of the model's norm at least.
+        median = max(sorted(lengths.values())[(len(lengths) - 1) // 2], size / 20)
         far = {client for client, length in lengths.items() if length > ratio * median}
         if not far:
             break
@@ -460,6 +462,25 @@ def test_a_liar_among_idle_clients_is_refused(tmp_path):
         bound = Bound(tmp_path / "base", ratio)
         found = combine(messages, [1] * 20, tmp_path / "mean", MODEL, bound=bound)
         assert [refusal.client for refusal in found] == refused
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-3, 0.045])
+def test_who_learns_among_clients_that_have_converged_is_not_refused(tmp_path, share):
+    """The model's norm bounds its update where the others hardly move, or not at all."""
+    base, _ = around(tmp_path, [])
+    size = math.sqrt(sum(float(np.square(value, dtype="f8").sum()) for value in base.values()))
+    # In the median's place, 2.23 / 0.10 would be over 20.
+    for norm, refused in ((0.99, []), (1.01, ["c007"]), (1e4, ["c007"])):
+        folder = tmp_path / str(norm)
+        folder.mkdir()
+        _, states = around(folder, [*[share * size] * 7, norm * size])
+        messages = send(folder, states, MODEL, [list(states)])
+        bound = Bound(folder / "base", 20)
+        found = combine(messages, [1] * 8, folder / "mean", MODEL, bound=bound)
+        assert [refusal.client for refusal in found] == refused
+        if found:
+            limit = f"over 20 x the median, counted as 0.05 of the model's norm: {size / 20:.3g}"
+            assert limit in found[0].reason and f"of norm {norm * size:.3g}" in found[0].reason
 
 
 def test_no_bound_and_a_bound_of_zero(tmp_path):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from test_aggregate import send
+from torch import nn
 
 from fedtools.files.states import load_state, save_state
+from fedtools.models.adaptation import Adapt
+from fedtools.models.adapters import adapt
 from fedtools.server.aggregate import Bound
 from fedtools.server.products import Adapters, combine_models, nearest
 
@@ -78,7 +81,7 @@ def test_svd_is_the_nearest_of_its_rank(tmp_path, states, capsys):
     nearest = left[:, :RANK] * values[:RANK] @ right[:RANK]
     np.testing.assert_allclose(product(found), nearest, rtol=0, atol=1e-5)
     rows = found["low.lora_a"]
-    np.testing.assert_allclose(rows @ rows.T, np.eye(RANK), atol=1e-6)
+    np.testing.assert_allclose(rows @ rows.T, np.eye(RANK) / 3, atol=1e-6)
     assert all(row[np.abs(row).argmax()] > 0 for row in rows)
     share = 100 * np.square(values[RANK:]).sum() / np.square(values).sum()
     assert 1 < share < 99
@@ -150,3 +153,55 @@ def test_who_is_refused_is_in_no_product(tmp_path, states, how):
     alone, _ = combined(tmp_path / "alone", left, how, [3.0, 1.0, 5.0])
     for name, value in alone.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_rows_of_a_are_as_long_as_at_the_start():
+    model = nn.Sequential(nn.Linear(2000, 3))
+    adapt(model, Adapt(rank=8), None)
+    drawn = model[0].lora_a.detach().numpy()
+    down, _ = nearest(np.random.default_rng(0).normal(size=(9, 12)), 8)
+    lengths = np.linalg.norm(drawn, axis=1), np.linalg.norm(down, axis=1)
+    np.testing.assert_allclose(*lengths, rtol=0.05)
+
+
+def test_a_learning_rate_at_which_the_factors_converge_does_not_diverge_after_svd():
+    """One client with gradient descent towards a matrix of rank 2, at two thirds of the limit."""
+    random = np.random.default_rng(4)
+    goal = 0.002 * random.normal(size=(7, 2)) @ random.normal(size=(2, 400))
+    start = random.uniform(-1 / 20, 1 / 20, (2, 400)), np.zeros((7, 2))
+    # For A as it is drawn, B converges at rates up to 2 / |A|^2, of which rows have 1/3.
+    rate = 0.66 * 2 * 3
+    left = {}
+    for how in ("mean", "svd"):
+        down, up = start
+        for _ in range(10):
+            for _ in range(20):
+                error = up @ down - goal
+                down, up = down - rate * up.T @ error, up - rate * error @ down.T
+            if how == "svd":
+                down, up = nearest(up @ down, 2)
+        left[how] = np.linalg.norm(up @ down - goal) / np.linalg.norm(goal)
+    assert left["mean"] < 0.1 and left["svd"] < 0.1
+
+
+@pytest.mark.parametrize("how", ["mean", "svd", "residual"])
+def test_factors_within_their_bound_make_no_product_far_from_it(tmp_path, how):
+    """Both factors of one client are ten times as far from the start as the others'."""
+    random, states = np.random.default_rng(3), {}
+    before = {
+        name: random.normal(size=SPEC[name][0]).astype("f4")
+        for name in ("low.lora_a", "low.lora_b")
+    }
+    for k in range(CLIENTS):
+        states[f"c{k}"] = {name: np.zeros(shape, kind) for name, (shape, kind) in SPEC.items()}
+        for name, value in before.items():
+            length = 40.0 if k == 2 else 4.0
+            states[f"c{k}"][name] = value + length * random.normal(size=value.shape).astype("f4")
+    changes = [np.linalg.norm(product(one) - product(before)) for one in states.values()]
+    assert changes[2] > 20 * np.median(changes)
+    _, refused = combined(tmp_path / "r", states, how, before=before, ratio=20.0)
+    (refusal,) = refused
+    assert refusal.client == "c2" and "products of norm" in refusal.reason
+    assert f"{changes[2]:.3g}, over 20 x the median" in refusal.reason
+    _, refused = combined(tmp_path / "free", states, how, before=before)
+    assert refused == []

@@ -97,8 +97,9 @@ class Method:
         personal: patterns, such as "encoder.embed.*", of the parameters that stay at a client.
         min_clients: the fewest usable messages; a round with fewer is an error.
         max_norm_ratio: the largest ratio of an update's norm to the median norm of the round's
-            updates, BatchNorm statistics counted separately; larger updates are refused, and 0
-            refuses none. If most clients sent no change, all changes are refused. The largest
+            updates, BatchNorm statistics and products of adapters counted separately; larger
+            updates are refused, and 0 refuses none. The median counts as at least a twentieth of
+            the norm of the state that clients started from. The largest
             ratios of honest updates in the recipes are 3.5, and 6.1 for statistics, both in
             FedKWS-UI, where some clients take many more steps than others.
         max_weight_ratio: the largest ratio of a client's weight to the median weight; larger

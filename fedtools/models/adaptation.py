@@ -13,6 +13,9 @@ from fedtools.files.config import AboveZero, Positive
 FACTORS = (".lora_a", ".lora_b")
 DELTA = ".lora_delta"
 
+# Expected norm of a row of A at initialisation, which is uniform within 1 / sqrt(inputs).
+ROW_NORM = 3**-0.5
+
 # File in an experiment with the state of the model that is adapted.
 BASE = "base.safetensors"
 # Value of `network` of a model whose base is a Hugging Face folder.
@@ -32,7 +35,8 @@ class Adapt:
             not even the head; "full", everything.
         rank, alpha: rank and scale of LoRA; the adapter's output is multiplied by alpha / rank.
         targets: patterns of the linear layers that get an adapter; a pattern that matches no linear
-            layer selects convolutions.
+            layer selects convolutions. "*" leaves out an output layer that is tied to the table of
+            tokens, Whisper's proj_out.
         also: patterns of parameters that are trained as they are, such as "*layer_norm*".
         combine: how the server combines clients' adapters B_k A_k, whose mean is not the product of
             the means of B_k and A_k: "mean", that product nevertheless (J. Zhang et al.: FedIT,

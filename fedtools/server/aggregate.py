@@ -10,12 +10,13 @@ import functools
 import math
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,10 @@ _CHUNK = 1 << 17
 # Rows of at least this length are added one by one, shorter ones many per call.
 _LONG = 1 << 14
 
+# The median norm of updates counts as at least this share of the norm of what they change: with a
+# ratio of 20, no update is refused that is smaller than the model.
+_LEAST = 0.05
+
 # Larger finite values are meaningless and could overflow in the sum.
 _LARGEST = 1e300
 
@@ -45,8 +50,8 @@ class Bound:
     Attributes:
         base: the file of that state.
         ratio: the largest ratio of an update's norm to the median norm of the round's updates
-            (the lower median of an even number), applied separately to the norm of its
-            statistics; 0 for no bound.
+            (the lower median of an even number), see `over_median`; applied separately to the norm
+            of its statistics; 0 for no bound.
     """
 
     base: Path
@@ -165,7 +170,7 @@ def _sum(
             base = (bound.base, read_layout(bound.base)) if bound else None
             work = _Work(messages, scaled, total, layout, values, base)
             squares, magnitudes = work.run(file.fileno())
-            if bound and (far := _outside(messages, squares, bound.ratio)):
+            if bound and (far := _outside(messages, squares, bound)):
                 raise _Refused(far)
     except _Refused as refused:
         bad = refused.reasons or _unusable(messages, spec, values)
@@ -188,28 +193,62 @@ class _Refused(Exception):
 
 
 def _outside(
-    messages: Sequence[Message], squares: Mapping[str, np.ndarray], ratio: float
+    messages: Sequence[Message], squares: Mapping[str, np.ndarray], bound: Bound
 ) -> dict[str, str]:
     """Return client -> reason for updates of which a part has too large a norm.
 
     Args:
         messages: the messages.
         squares: part -> squared norms, (messages,).
-        ratio: see `Bound`.
+        bound: the bound.
     """
     found: dict[str, str] = {}
     for part, of_part in squares.items():
         norms = np.sqrt(of_part).tolist()
-        # The median of nonzero norms: clients who had nothing to learn do not lower the bound. If
-        # most did not move, the others would bound each other: one liar among idle clients passed.
-        most, limit = most_of(norms, ratio), ""
-        if ratio and 2 * sum(norm > 0 for norm in norms) < len(norms):
-            most, limit = 0.0, "where most clients' is 0"
-        for message, norm in zip(messages, norms, strict=True):
-            if norm > most:
-                limit = limit or f"over {ratio:g} x the median {most / ratio:.3g}"
-                found.setdefault(message.client, f"{part} of norm {norm:.3g}, {limit}")
+        for index, limit in over_median(norms, bound.ratio, partial(_norm, bound.base, part)):
+            reason = f"{part} of norm {norms[index]:.3g}, {limit}"
+            found.setdefault(messages[index].client, reason)
     return found
+
+
+def over_median(
+    norms: Sequence[float], ratio: float, state: Callable[[], float]
+) -> list[tuple[int, str]]:
+    """Return the positions of the norms that are over `ratio` times their median, and the limit.
+
+    The median is of nonzero norms: clients who had nothing to learn do not lower the bound. If most
+    did not move, or hardly, a client that did may be the only one with something to learn, so that
+    the median counts as `_LEAST` of the norm of what the updates change.
+
+    Args:
+        norms: the norms of updates.
+        ratio: over 0.
+        state: returns the norm of the state that they change.
+    """
+    median, what = most_of(norms, 1.0), "the median"
+    if 2 * sum(norm > 0 for norm in norms) < len(norms):
+        median = 0.0
+    if max(norms) > ratio * median and (least := _LEAST * state()) > median:
+        median, what = least, f"the median, counted as {_LEAST:g} of the model's norm:"
+    limit = f"over {ratio:g} x {what} {median:.3g}"
+    return [(index, limit) for index, norm in enumerate(norms) if norm > ratio * median]
+
+
+def _norm(path: Path, part: str) -> float:
+    """Return the norm of a part of a state."""
+    layout, squares = read_layout(path), 0.0
+    with open(path, "rb") as file:
+        for piece in _pieces(layout.spec):
+            if _part_of(piece.name) == part:
+                squares += float(np.square(_read(file, path, layout, piece), dtype="f8").sum())
+    return math.sqrt(squares)
+
+
+def _read(file: BinaryIO, path: Path, layout: Layout, piece: _Piece) -> np.ndarray:
+    row = np.empty(piece.size, piece.kind)
+    if not read_at(file.fileno(), row, layout.offsets[piece.name] + piece.skip):
+        raise UserError("the file is truncated", path=path)
+    return row
 
 
 def _part_of(name: str) -> str:
@@ -325,11 +364,8 @@ class _Work(NamedTuple):
         if self.base is None:
             return None
         path, layout = self.base
-        row = np.empty(piece.size, piece.kind)
         with open(path, "rb") as file:
-            if not read_at(file.fileno(), row, layout.offsets[piece.name] + piece.skip):
-                raise UserError("the file is truncated", path=path)
-        return row
+            return _read(file, path, layout, piece)
 
 
 def _add(sums: np.ndarray, block: np.ndarray, weights: np.ndarray, scratch: np.ndarray) -> None:

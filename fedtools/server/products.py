@@ -3,7 +3,8 @@
 With client weights p_k, which sum to 1, and P = sum_k p_k B_k A_k, computed in float64:
 
     svd       B A is the matrix of rank r nearest to P (Eckart and Young): B = U S and A = V' with
-              the r largest singular values. (J. Bai et al.: Federated fine-tuning of large language
+              the r largest singular values, where A is scaled to its size at initialisation, and
+              B inversely. (J. Bai et al.: Federated fine-tuning of large language
               models under heterogeneous tasks and client resources, FlexLoRA, NeurIPS 2024)
     residual  A = sum_k p_k A_k and B = sum_k p_k B_k; D, which is added to B A, grows by P - B A,
               so that the mean is exact. (R. Singhal et al.: FedEx-LoRA: exact aggregation for
@@ -29,11 +30,13 @@ import numpy as np
 from fedtools.files.errors import UserError
 from fedtools.files.messages import Message, Refusal
 from fedtools.files.states import Spec, check_finite, load_state, save_state, spec_of
-from fedtools.models.adaptation import DELTA, FACTORS, OF_PRODUCTS
-from fedtools.server.aggregate import combine
+from fedtools.models.adaptation import DELTA, FACTORS, OF_PRODUCTS, ROW_NORM
+from fedtools.server.aggregate import Bound, combine, over_median
 from fedtools.server.opened import Opened
 
 Weighted = Sequence[tuple[Message, float]]
+# A (rank, inputs) and B (outputs, rank) of a layer.
+Factors = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,9 @@ def combine_models(
 ) -> list[Refusal]:
     """Run `combine`, then replace the adapters in its output by the aggregated products.
 
-    Clients whose products are too large for the data type of the tensors are refused as well.
+    Clients whose products are too large for the data type of the tensors are refused as well, and
+    those whose products changed too much: two factors within their bound have a product far from
+    it.
     """
     kept, refusals = list(zip(messages, weights, strict=True)), list[Refusal]()
     while True:
@@ -71,11 +76,13 @@ def combine_models(
         found = combine(*given, out_path, spec, min_clients=min_clients, **options)
         kept = _without(kept, found)
         refusals += found
-        layers = layers_of(spec) if adapters.how in OF_PRODUCTS else []
+        layers = layers_of(spec)
         if len(kept) < max(1, min_clients) or not layers:
             return refusals
-        if not (found := list(_too_large(kept, layers, spec))):
-            _put_products(kept, out_path, layers, adapters)
+        found = list(_too_large(kept, layers, spec)) if adapters.how in OF_PRODUCTS else []
+        if not (found := found or _outside(kept, layers, spec, options.get("bound"))):
+            if adapters.how in OF_PRODUCTS:
+                _put_products(kept, out_path, layers, adapters)
             return refusals
         kept = _without(kept, found)
         refusals += found
@@ -106,9 +113,41 @@ def _too_large(kept: Weighted, layers: Sequence[str], spec: Spec) -> Iterator[Re
                     break
 
 
-def _factors(
-    files: Opened, message: Message, layer: str, spec: Spec
-) -> tuple[np.ndarray, np.ndarray]:
+def _outside(
+    kept: Weighted, layers: Sequence[str], spec: Spec, bound: Bound | None
+) -> list[Refusal]:
+    """Return refusals of clients whose products changed too much, see `over_median`."""
+    if bound is None or not (bound.ratio > 0 and len(kept) > 1):
+        return []
+    begun = load_state(bound.base)
+    down, up = FACTORS
+    before = {
+        layer: (begun[layer + down].astype("f8"), begun[layer + up].astype("f8"))
+        for layer in layers
+    }
+    norms = []
+    with Opened() as files:
+        for message, _ in kept:
+            own = {layer: _factors(files, message, layer, spec) for layer in layers}
+            norms.append(math.hypot(*(_apart(own[layer], before[layer]) for layer in layers)))
+
+    def state() -> float:
+        return math.hypot(*(float(np.linalg.norm(up @ down)) for down, up in before.values()))
+
+    return [
+        Refusal(kept[index][0].client, f"products of norm {norms[index]:.3g}, {limit}")
+        for index, limit in over_median(norms, bound.ratio, state)
+    ]
+
+
+def _apart(own: Factors, before: Factors) -> float:
+    """Return the norm of the difference of two products, without computing the products."""
+    (down, up), (down_before, up_before) = own, before
+    ups, downs = np.hstack([up, -up_before]), np.vstack([down, down_before])
+    return math.sqrt(max(0.0, float(((ups.T @ ups) * (downs @ downs.T)).sum())))
+
+
+def _factors(files: Opened, message: Message, layer: str, spec: Spec) -> Factors:
     """Read A_k (r, inputs) and B_k (outputs, r) of a client, as float64."""
     found = []
     for end in FACTORS:
@@ -140,8 +179,9 @@ def mean_product(kept: Weighted, layer: str, spec: Spec) -> np.ndarray:
 def nearest(product: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Return A (rank, inputs) and B (outputs, rank) whose product B A is nearest to a matrix.
 
-    Each row of A has norm 1, and its element of largest magnitude is positive. A row that `product`
-    does not need has a zero column in B, so it can still be trained, as at initialisation.
+    Each row of A has the norm of rows at initialisation, so that a step of B is as long as there,
+    and its element of largest magnitude is positive. A row that `product` does not need has a zero
+    column in B, so it can still be trained, as at initialisation.
     """
     import torch
 
@@ -150,8 +190,8 @@ def nearest(product: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     largest = np.abs(down).argmax(1)[:, None]
     signs = np.where(np.take_along_axis(down, largest, 1) < 0, -1.0, 1.0)
     # The factors of a layer narrower than the rank are padded with zeros.
-    rest = rank - len(down)
-    return np.pad(down * signs, ((0, rest), (0, 0))), np.pad(up * signs.T, ((0, 0), (0, rest)))
+    rest, size = rank - len(down), signs * ROW_NORM
+    return np.pad(down * size, ((0, rest), (0, 0))), np.pad(up / size.T, ((0, 0), (0, rest)))
 
 
 def _put_products(kept: Weighted, path: Path, layers: Sequence[str], adapters: Adapters) -> None:
