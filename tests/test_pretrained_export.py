@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import keywords
+import numpy as np
 import pytest
 import simulated
 import torch
@@ -17,6 +19,8 @@ from peft import PeftModel
 from pretrained_models import IDS, save_recogniser, save_wave, save_whisper
 from safetensors.torch import load_file, save_file
 
+from fedtools.files.ark import write_ark
+from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.models.adaptation import Adapt
 from fedtools.models.asr import build_model
@@ -134,8 +138,8 @@ def test_transformers_and_peft_load_what_was_exported(world, begun, tmp_path):
     trained = set(load_file(base / "model.safetensors")) ^ set(
         load_file(whole / "model.safetensors")
     )
-    # An adapter of the output layer does not apply to the embedding tied to it.
-    assert trained == ({"proj_out.weight"} if kind == "seq2seq" else set())
+    # No adapter of the output layer, which would untie it from the table of tokens.
+    assert not trained
     init(world, tmp_path / "again", whole, kind, LORA).ok()
     inside("export", path, whole).fails(1, "already exists")
     assert not list(tmp_path.glob(".*"))
@@ -194,6 +198,85 @@ def test_the_precision_is_that_of_the_base_where_asked_for(begun, world, tmp_pat
         # Untrained adapters change nothing.
         for name, value in load_file(half / "model.safetensors").items():
             assert torch.equal(tensors[name], value.to(dtype))
+
+
+def test_an_adapter_of_the_output_layer_is_exported_beside_the_table_of_tokens(world, tmp_path):
+    base, how = world / "whisper", LORA | {"targets": ["*", "proj_out"]}
+    config = {"network": "hf", "path": str(base), "criterion": "seq2seq", "adapt": how}
+    model = build_model(config, [])
+    assert "proj_out.lora_a" in model.state_dict()
+    assert "proj_out.lora_a" not in build_model(config | {"adapt": LORA}, []).state_dict()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.copy_(stir(value))
+    export_folder(tmp_path / "out", Folder.open(base), model, model.state_dict(), [])
+    names = [set(load_file(path / "model.safetensors")) for path in (base, tmp_path / "out")]
+    assert names[1] - names[0] == {"proj_out.weight"} and names[0] <= names[1]
+    loaded = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path / "out")
+    check_whisper("seq2seq", model.double().eval(), loaded, {})
+
+
+@pytest.mark.parametrize(("length", "warned"), [(1e-4, True), (1.0, False)])
+def test_what_rounding_to_the_base_loses_is_reported(world, tmp_path, length, warned):
+    base, half = world / "whisper", tmp_path / "half"
+    shutil.copytree(base, half)
+    whole = transformers.WhisperForConditionalGeneration.from_pretrained(base)
+    whole.to(torch.bfloat16).save_pretrained(half)
+    config = {"network": "hf", "path": str(half), "criterion": "seq2seq", "adapt": LORA}
+    model = build_model(config, [])
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name.endswith("lora_b"):
+                value.copy_(torch.randn_like(value) * length)
+    given = Folder.open(half), model, model.state_dict(), []
+    assert export_folder(tmp_path / "single", *given) == []
+    (note,) = export_folder(tmp_path / "rounded", *given, as_base=True)
+    begun, exact, rounded = (
+        load_file(path / "model.safetensors")
+        for path in (half, tmp_path / "single", tmp_path / "rounded")
+    )
+    norms = [
+        sum((one[name].double() - exact[name].double()).square().sum() for name in exact) ** 0.5
+        for one in (rounded, begun)
+    ]
+    assert f"relative error of {100 * norms[0] / norms[1]:.2g} %" in note
+    assert note.startswith("warning: ") is warned
+    assert ("without --as-base" in note) is warned
+
+
+def test_a_head_that_is_not_used_is_told(tmp_path):
+    data = simulated.data_dir(tmp_path / "data", ["au"], 2, log_mel=True)
+    inside("train-tokens", data / "text", tmp_path / "tokens", "--token-type", "char").ok()
+    for head, said in (("ForCTC", True), ("Model", False)):
+        base = save_wave(tmp_path / head, head=head)
+        waves = [(f"au-{n}", np.random.default_rng(n).normal(0, 0.1, (16_000, 1))) for n in (1, 2)]
+        folder = DataDir(tmp_path / f"waves {head}")
+        folder.path.mkdir()
+        for name, _ in waves:
+            folder.utt2spk[name] = folder.utt2client[name] = "au"
+            folder.text[name] = "ab"
+        folder.feats_scp = write_ark(
+            folder.path / "feats.ark", [(name, wave.astype("f4")) for name, wave in waves]
+        )
+        folder.write()
+        path = tmp_path / f"exp {head}"
+        done = init_on(folder.path, path, base, tmp_path / "tokens").ok()
+        assert ("its own head (lm_head.bias, ...) is not used" in done.err) is said
+        (path / "model.safetensors").write_bytes((path / "init.safetensors").read_bytes())
+        done = inside("export", path, tmp_path / f"out {head}").ok()
+        assert ("as it was, untrained" in done.err) is said
+
+
+def init_on(data: Path, path: Path, base: Path, tokens: Path) -> Any:
+    """Begin an experiment with a CTC layer on a pretrained encoder."""
+    model = {"network": "hf", "path": str(base), "adapt": LORA}
+    path.with_suffix(".yaml").write_text(yaml.safe_dump({"task": "asr", "model": model}))
+    return inside(
+        *("init", path, "--config", path.with_suffix(".yaml"), "--method", "fedavg"),
+        *("--data", f"train={data}", "--asset", f"tokens={tokens}"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,13 @@ def _targets(model: nn.Module, patterns: Iterable[str]) -> set[str]:
         for theirs, ours in (_LINEAR, _CONVOLUTION)
     )
     _check_patterns("targets", patterns, linear + convolutions, "linear layer or convolution")
+    tables = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
+    tied = {path for path in linear if id(model.get_submodule(path).weight) in tables}
     found: set[str] = set()
     for pattern in patterns:
         matched = {path for path in linear if fnmatchcase(path, pattern)}
+        # An adapter would untie it from the table of tokens, for every model that is exported.
+        matched -= tied if pattern == "*" else set()
         found |= matched or {path for path in convolutions if fnmatchcase(path, pattern)}
     return found
 

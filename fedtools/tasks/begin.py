@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,6 +16,8 @@ from fedtools.files.values import check_values, of_model
 from fedtools.methods.base import GIVEN, PERSONAL, SHARED, Method
 from fedtools.models.adaptation import BASE, FACTORS, OF_PRODUCTS, combine_of, has_base
 from fedtools.models.adapters import count
+from fedtools.models.pretrained.folder import Folder
+from fedtools.models.pretrained.options import is_pretrained
 from fedtools.models.training import load_model
 from fedtools.tasks.base import NewExperiment, State
 
@@ -57,8 +60,17 @@ def split_base(
     return replace(new, start=None), new.start
 
 
-def report_trained(model: nn.Module) -> None:
-    """Print how many parameters of a model are trained, unless all are."""
+def report_trained(model: nn.Module, options: Mapping[str, Any]) -> None:
+    """Print how many parameters of a model are trained, unless all are, and what is not used.
+
+    Args:
+        model: the model.
+        options: the section `model`.
+    """
+    folder = Folder.open(options.get("path", "")) if is_pretrained(options) else None
+    if folder and folder.heads:
+        instead = f"its own head ({folder.heads[0]}, ...) is not used: a new one is trained"
+        print(f"{folder.path}: {instead}", file=sys.stderr)
     trained, everything = count(model)
     if trained < everything:
         unit, name = (1e6, "M") if everything >= 1e5 else (1e3, "k")

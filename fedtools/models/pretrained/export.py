@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -47,6 +48,8 @@ _FACTORS = (
     ("parametrizations.weight.original0", "parametrizations.weight.original1"),
 )
 _EMBEDDING, _OUTPUT = "model.decoder.embed_tokens.weight", "proj_out.weight"
+# Relative error of an update above which a warning is given.
+_LOST = 0.03
 # Layers whose weights transformers' WavLM uses directly, so that adapters of them have no effect.
 _PASSED = ("q_proj", "k_proj", "v_proj", "out_proj")
 
@@ -76,7 +79,7 @@ def export_folder(
         UserError: if `out` exists already, or the base's weights have other names.
     """
     check_new(out)
-    tensors, untied = _whole(folder, model, as_base)
+    tensors, untied, lost = _whole(folder, model, as_base)
     with new_folder(out) as new:
         for name in _COPIED:
             if (folder.path / name).is_file():
@@ -88,7 +91,7 @@ def export_folder(
             config["tie_word_embeddings"] = False
         write_text(new / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
         _save(new / WEIGHTS, tensors)
-        return _save_head(out, new, state, labels)
+        return [*_save_head(out, new, state, labels), *_own_head(folder), *_rounded(lost)]
 
 
 def export_adapters(
@@ -178,8 +181,31 @@ def _bare(name: str) -> str:
     return name
 
 
-def _whole(folder: Folder, model: nn.Module, as_base: bool) -> tuple[dict[str, Tensor], bool]:
-    """Return the base's tensors with trained ones, and whether training untied the output layer."""
+def _own_head(folder: Folder) -> list[str]:
+    """Return a note on the base's own head, which a model of transformers would use."""
+    if not folder.heads:
+        return []
+    return [f"the head of {folder.path} ({folder.heads[0]}, ...) is in it as it was, untrained"]
+
+
+def _rounded(lost: float) -> list[str]:
+    """Return a note on what rounding to the precision of the base loses of the update."""
+    if not lost:
+        return []
+    said = f"rounded like the base's weights, the update has a relative error of {100 * lost:.2g} %"
+    remedy = "; export without --as-base to keep it" if lost > _LOST else ""
+    return [f"{'warning: ' if remedy else ''}{said}{remedy}"]
+
+
+def _whole(
+    folder: Folder, model: nn.Module, as_base: bool
+) -> tuple[dict[str, Tensor], bool, float]:
+    """Return the base's tensors with trained ones, and what became of them.
+
+    Returns:
+        the tensors; whether training untied the output layer; and the norm of what rounding
+        changes, relative to the norm of what training changed.
+    """
     from safetensors.torch import load_file
 
     base: dict[str, Tensor] = {}
@@ -198,17 +224,22 @@ def _whole(folder: Folder, model: nn.Module, as_base: bool) -> tuple[dict[str, T
             raise UserError(f"its weights have no {name}", path=folder.path)
         elif untied:
             found[name] = value
-    like = base[there[_bare(_EMBEDDING)]].dtype if untied else None
-    whole = {}
+    whole: dict[str, Tensor] = {}
+    error = change = 0.0
     for name in base | found:
-        value = found[name] if name in found else base[name]
+        # An output layer of its own was the table of tokens.
+        like = base[name] if name in base else base[there[_bare(_EMBEDDING)]]
+        exact = found[name].cpu() if name in found else like
+        value = exact
         if value.is_floating_point():
-            dtype = base[name].dtype if name in base else like
-            value = value.to("cpu", dtype if as_base else torch.float32)
-        if name in found and not value.isfinite().all():
-            raise UserError(f"{name} has a NaN or infinity as {value.dtype}", path=folder.path)
+            value = value.to(like.dtype if as_base else torch.float32)
+        if name in found:
+            if not value.isfinite().all():
+                raise UserError(f"{name} has a NaN or infinity as {value.dtype}", path=folder.path)
+            error += (value.double() - exact.double()).square().sum().item()
+            change += (exact.double() - like.double()).square().sum().item()
         whole[name] = value
-    return whole, untied
+    return whole, untied, math.sqrt(error / change) if change else 0.0
 
 
 def _factors(

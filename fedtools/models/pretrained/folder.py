@@ -52,6 +52,8 @@ _REFUSED = (
 )
 # Prefixes, in transformers' names, of weights that have to be in the model.
 _PARTS = ("encoder.", "decoder.", "feature_extractor.", "feature_projection.")
+# Prefixes of the heads of transformers' classes for CTC and for classification.
+_HEADS = ("lm_head.", "projector.", "classifier.")
 # Prefixes of names in models that were saved with a head.
 PREFIXES = ("model.", "wav2vec2.", "hubert.", "wavlm.")
 
@@ -193,6 +195,11 @@ class Folder:
         if self.kind != "whisper":
             return None
         return 2 * self._shape("encoder.embed_positions.weight")[0]
+
+    @cached_property
+    def heads(self) -> list[str]:
+        """Return the names of the weights of a head above the encoder, which is not used."""
+        return sorted(name for name in self._shapes if name.startswith(_HEADS))
 
     def _shape(self, wanted: str) -> list[int]:
         """Return the shape of a weight, by its name without the prefix of a model with a head.

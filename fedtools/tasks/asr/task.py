@@ -109,7 +109,7 @@ class AsrTask(Task[Method]):
         phases = map(new.method.phase, range(1, options.rounds + 1))
         if any(phase.jointly or isinstance(phase.sends, Extracted) for phase in phases):
             cut_above(model, personal_parameters(new.method, model), options.model, where)
-        report_trained(model)
+        report_trained(model, options.model)
         return states
 
     def settings(self) -> AbstractContextManager[None]:

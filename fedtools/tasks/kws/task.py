@@ -97,7 +97,7 @@ class KwsTask(Task[Method]):
         check_optimizer(training, f"{where}: training")
         check_frozen(new, network, training, lambda: build_network(*described, whole=True))
         states = begin_with(new, network, tensors_of(network))
-        report_trained(network)
+        report_trained(network, options.model)
         return states
 
     @cached_property
