@@ -59,7 +59,7 @@ setup(
     ],
     extras_require={
         # Before 5.20, not tried; tokenizers and what else it needs come with it.
-        # The text rule of scoring spells numbers by num2words.
+        # The text rule of scoring reads numbers by transformers, and spells them by num2words.
         "pretrained": ["transformers>=5.20,<6", "num2words>=0.5.14"],
         "test": [
             "hypothesis>=6.100",

@@ -53,7 +53,7 @@ from fedtools.files.languages import main_code
 # Characters that are typed for an apostrophe, in Greek also stand-alone accents; U+02BC is a letter
 # by its category.
 _MODIFIER = "\u02bc"
-_APOSTROPHES = "'\u2018\u2019\u201b`\u00b4\u2032\u055a\u0384\u1fbd\u1fbf" + _MODIFIER
+APOSTROPHES = "'\u2018\u2019\u201b`\u00b4\u2032\u055a\u0384\u1fbd\u1fbf" + _MODIFIER
 _ZWJ = "\u200d"
 # Words and parts of words that are neither letters nor marks by their category: the ideographic
 # zero, Burmese particles, and Sindhi "and" and "in".
@@ -113,9 +113,9 @@ _AFTER_HEBREW = f"(?:(?<={_HEBREW})|(?<={_HEBREW}[\u05b0-\u05c7]))"
 _DOTLESS = Language(capitals=(("İ", "i"), ("I", "ı")))
 _GLOTTAL = Language(edges=True)
 _UNSPACED = Language(spaces=False)
-_APOSTROPHE_CLASS = f"[{_APOSTROPHES}]"
-_GERESH_CLASS = f"[{_APOSTROPHES}\u05f3]"
-_OKINA_CLASS = f"[{_APOSTROPHES}\u02bd\u02bf\ua78c]"
+_APOSTROPHE_CLASS = f"[{APOSTROPHES}]"
+_GERESH_CLASS = f"[{APOSTROPHES}\u05f3]"
+_OKINA_CLASS = f"[{APOSTROPHES}\u02bd\u02bf\ua78c]"
 _GERESH = Language(
     # A geresh changes the consonant of a letter, also at the end of a word; gershayim stand within
     # acronyms. Elsewhere, the characters that are typed for them are quotation marks.
@@ -128,7 +128,7 @@ _GERESH = Language(
             "\u05f4",
         ),
         (f"{_GERESH_CLASS}{{2,}}", " "),
-        (rf"(?<![\w{_APOSTROPHES}])[{_APOSTROPHES}]([^{_APOSTROPHES}]*)['\u2019](?!\w)", r" \1 "),
+        (rf"(?<![\w{APOSTROPHES}])[{APOSTROPHES}]([^{APOSTROPHES}]*)['\u2019](?!\w)", r" \1 "),
         (f"{_AFTER_HEBREW}{_GERESH_CLASS}", "\u05f3"),
         (f"(?!{_AFTER_HEBREW})\u05f3", " "),
     ),
@@ -139,8 +139,8 @@ _OKINA = Language(
     spelling=(
         (f"{_APOSTROPHE_CLASS}{{2,}}", " "),
         (
-            rf"(?<![\w{_APOSTROPHES}]){_APOSTROPHE_CLASS}([^{_APOSTROPHES}]*)"
-            rf"{_APOSTROPHE_CLASS}(?![\w{_APOSTROPHES}])",
+            rf"(?<![\w{APOSTROPHES}]){_APOSTROPHE_CLASS}([^{APOSTROPHES}]*)"
+            rf"{_APOSTROPHE_CLASS}(?![\w{APOSTROPHES}])",
             r" \1 ",
         ),
         (f"{_OKINA_CLASS}(?=(?i:[aeiouāēīōūáéíóúäëïöü]))", "\u02bb"),
@@ -172,7 +172,7 @@ LANGUAGES: Mapping[str, Language] = MappingProxyType(
         "lt": Language(dots=True),
         # Oʻ and gʻ, typed with any apostrophe; ʻ after other letters is the tutuq, an apostrophe.
         "uz": Language(
-            spelling=((f"(?<=[OoGg])[{_APOSTROPHES}]", "\u02bb"), (r"(?<![OoGg])\u02bb(?=\w)", "'"))
+            spelling=((f"(?<=[OoGg])[{APOSTROPHES}]", "\u02bb"), (r"(?<![OoGg])\u02bb(?=\w)", "'"))
         ),
         "ca": Language(spelling=((r"(?<=[Ll])[.•‧∙⋅・․⸱ꞏ](?=[Ll])", "·"),), inner="·"),
         "oc": Language(inner="·"),
@@ -340,7 +340,7 @@ def _kind(mark: str) -> int | str:
     listed: tuple[tuple[str, int | str], ...] = (
         ("\u200c\u200d", _JOINER),
         (_LETTERS, _LETTER),
-        (_APOSTROPHES, _APOSTROPHE),
+        (APOSTROPHES, _APOSTROPHE),
         (_SIGNS, "symbols"),
         (_PUNCTUATION, _BLANK),
         (_SILENT, _NOTHING),
