@@ -189,12 +189,23 @@ def test_constants_of_adapters_are_in_states_and_are_merged(folder, combine):
     names = {name for name in ours.state_dict() if name.endswith(constant)}
     assert len(names) == 2 and not names & {name for name, _ in ours.named_parameters()}
     stir(ours)
+    before = base(*batch)[0].detach()
     with torch.no_grad():
         for name in names:
-            ours.state_dict()[name].add_(0.1)
-    found = ours(*batch)[0].detach()
-    base.load_state_dict({name: merged(ours)[name] for name in base.state_dict()})
+            # Not a constant, whose product with what a layer norm gives is zero.
+            value = ours.state_dict()[name]
+            value.add_(torch.randn_like(value) * 0.1)
+    found, state = ours(*batch)[0].detach(), ours.state_dict()
+    with torch.no_grad():
+        for path in (name.removesuffix(f".{constant}") for name in names):
+            product = state[f"{path}.lora_b"] @ state[f"{path}.lora_a"]
+            product = product + state.get(f"{path}.lora_delta", 0)
+            # Adapt's default alpha.
+            base.get_submodule(path).weight += 16.0 / RANK * product
     torch.testing.assert_close(base(*batch)[0], found, rtol=0, atol=1e-10)
+    assert (found - before).abs().max() > 1e-3
+    for name, value in base.state_dict().items():
+        torch.testing.assert_close(merged(ours)[name], value, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
