@@ -26,8 +26,12 @@ from fedtools.models.asr import build_model, criterion_of
 from fedtools.models.keywords import build_network
 from fedtools.models.lfmmi.lattice import Lattice, train_denominator
 from fedtools.models.nnlm import NnlmOptions
-from fedtools.models.pretrained.options import Pretrained, is_pretrained, is_seq2seq
-from fedtools.models.pretrained.whisper import Generation
+from fedtools.models.pretrained.options import (
+    Generation,
+    Pretrained,
+    is_pretrained,
+    is_seq2seq,
+)
 from fedtools.models.training import check_optimizer
 from fedtools.tasks import facts_of
 from fedtools.tasks.lm.model import LmTraining

@@ -380,6 +380,15 @@ def test_jointly(world, folders, tmp_path, model):
     assert any("layers.2" in name for name in moved)
 
 
+def test_jointly_on_labels_of_a_teacher_with_a_decoder(world, folders, tmp_path):
+    path, how = tmp_path / "e", LORA | {"targets": ["*layers.[12].*"]}
+    conf = ("--set", "method_conf={personal: [encoder.layers.1.*]}", "--set", "rounds=1")
+    conf += ("--set", "training.labels=continuous")
+    begin(world, folders, path, *conf, method="joint", adapt=how, criterion="seq2seq").ok()
+    inside("rounds", path).ok()
+    assert (path / "round_0002/global.safetensors").exists()
+
+
 def test_against_speakers(world, folders, tmp_path):
     path, more = tmp_path / "e", ("--set", "method_conf.speaker_invariance=1.0")
     begin(world, folders, path, *stages(1, 0), *more).ok()

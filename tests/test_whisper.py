@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import zlib
 from itertools import product
 from pathlib import Path
 
@@ -13,13 +15,18 @@ import torch
 import transformers
 import yaml
 from conftest import inside, ledger
+from hypothesis import given
+from hypothesis import strategies as st
 from pretrained_models import IDS, MARKS, save_recogniser
 from safetensors.numpy import load_file
+from tokenizers.pre_tokenizers import ByteLevel
 
-from fedtools.decode.lists import loops
+from fedtools.decode.repetition import compression_ratio, repeats
 from fedtools.files.errors import UserError
 from fedtools.lm.whisper_tokens import WhisperTokens
-from fedtools.models.pretrained.whisper import Generation, Whisper
+from fedtools.models.pretrained.options import Generation
+from fedtools.models.pretrained.whisper import Whisper
+from fedtools.tasks.asr.search import is_lost
 
 START, END, NO_TIMES = (
     IDS[mark] for mark in ("<|startoftranscript|>", "<|endoftext|>", "<|notimestamps|>")
@@ -288,18 +295,46 @@ def test_the_search_takes_tokens_from_the_settings_and_nothing_else(tmp_path, fo
                 build(path)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "repeats"),
-    [
-        ([], False),
-        (list(range(20)), False),
-        ([1, 2] * 10, True),
-        ([5] * 12, True),
-        ([5] * 5, False),
-    ],
-)
-def test_what_repeats_itself_is_found(tokens, repeats):
-    assert loops(tokens) is repeats
+# Article 1 of the Universal Declaration of Human Rights.
+SENTENCES = {
+    "ka": "ყველა ადამიანი იბადება თავისუფალი და თანასწორი თავისი ღირსებითა და უფლებებით",
+    "km": "មនុស្សទាំងអស់កើតមកមានសេរីភាពនិងសមភាពក្នុងសេចក្ដីថ្លៃថ្នូរនិងសិទ្ធិ",
+    "am": "የሰው ልጅ ሁሉ ሲወለድ ነጻና በክብርና በመብትም እኩልነት ያለው ነው",
+    "bn": "সমস্ত মানুষ স্বাধীনভাবে সমান মর্যাদা এবং অধিকার নিয়ে জন্মগ্রহণ করে",
+    "lo": "ມະນຸດທຸກຄົນເກີດມາມີກຽດສັກສີ ສິດທິ ເສລີພາບແລະຄວາມສະເໝີພາບເທົ່າທຽມກັນ",
+    "en": "all human beings are born free and equal in dignity and rights they are endowed",
+}
+
+
+@pytest.mark.parametrize("sentence", SENTENCES.values(), ids=SENTENCES)
+def test_sentences_do_not_repeat_themselves_in_any_script(sentence):
+    """Their bytes, of which byte-level tokens are made, do in some."""
+    assert not repeats(sentence) and compression_ratio(sentence) < 1.6
+    first = sentence.split()[0]
+    for many in (" ".join([first] * 20), first * 20):
+        assert repeats(many) and compression_ratio(many) > 2.4
+    assert not repeats(" ".join([first] * 5))
+
+
+@pytest.mark.parametrize("sentence", SENTENCES.values(), ids=SENTENCES)
+def test_tokens_of_single_bytes_are_no_repetition(tmp_path, folder, sentence):
+    """Each letter of most scripts is three tokens, the first two the same."""
+    pieces = sorted(ByteLevel.alphabet())
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    model = {"type": "BPE", "vocab": vocab, "merges": []}
+    path = changed(folder, tmp_path / "w", TOKENS, model=model, added_tokens=[])
+    tokens = WhisperTokens.load(path)
+    ids = tokens.encode(sentence)
+    assert len(ids) == len(sentence.encode()) + 1 and tokens.decode(ids) == sentence
+    assert not is_lost(tokens, ids)
+    assert is_lost(tokens, tokens.encode(" ".join([sentence.split()[0]] * 20)))
+    assert is_lost(tokens, tokens.encode(" ") * 9) and not is_lost(tokens, [])
+
+
+@given(st.text(st.characters(max_codepoint=127), max_size=200))
+def test_compression_is_whispers_own_for_latin_letters(text):
+    whole = text.encode()
+    assert compression_ratio(text) == len(whole) / len(zlib.compress(whole))
 
 
 @pytest.fixture(scope="module")
@@ -348,18 +383,43 @@ def test_a_federation_trains_and_decodes(world, folder):
             lists.setdefault(row[0], []).append(row)
         assert len(lists) == 8
         for rows in lists.values():
-            scores = [float(row[2]) for row in rows]
-            assert scores == sorted(scores, reverse=True)
             assert len({row[4] for row in rows}) == len(rows) <= (2 if name == "beam" else 1)
     inside("decode", path, world / "valid", world / "x", "--lm", world).fails(1, "leave out --lm")
+    best = {}
+    for nbest in (1, 2, 3):
+        out, config = world / f"nbest{nbest}", world / f"nbest{nbest}.yaml"
+        config.write_text(f"decode: {{beam: 3, nbest: {nbest}}}\n")
+        inside("decode", path, world / "valid", out, "--model", "round:2", "--config", config).ok()
+        rows = [line.split("\t") for line in (out / "nbest.tsv").read_text().splitlines()]
+        best[nbest] = [row for row in rows if row[1] == "1"]
+    assert [row[4] for row in best[1]] == [row[4] for row in best[2]] == [row[4] for row in best[3]]
 
 
 def test_labels_of_a_teacher_that_repeats_itself_are_counted(world, folder):
     settings = ("--set", "training.labels=continuous", "--set", "rounds=1")
-    path = begin(world, "taught", folder, *settings)
+    search = ("--set", "training.search.no_repeat_ngram_size=0")
+    path = begin(world, "taught", folder, *settings, *search)
     inside("rounds", path).ok()
     # A random decoder repeats itself, or outputs nothing.
     assert "collapsed" in {row["status"] for row in ledger(path)}
+
+
+def test_the_search_is_frozen_with_all_its_options(world, folder):
+    """An experiment from before an option is refused instead of taking today's default."""
+    path = begin(world, "frozen", folder, "--set", "training.search.temperatures=[0.2, 1]")
+    config = path / "config.yaml"
+    search = yaml.safe_load(config.read_text())["training"]["search"]
+    names = ["beam", "nbest", "no_repeat_ngram_size", "temperatures", "compression_ratio_threshold"]
+    assert list(search) == [*names, "logprob_threshold", "no_speech_threshold"]
+    assert search["no_repeat_ngram_size"] == 4 and search["temperatures"] == [0.2, 1.0]
+    # As an earlier checkout would have written it.
+    config.write_text(config.read_text().replace("    no_repeat_ngram_size: 4\n", ""))
+    sums = path / "sha256sums"
+    lines = [line for line in sums.read_text().splitlines() if "config.yaml" not in line]
+    digest = hashlib.sha256(config.read_bytes()).hexdigest()
+    sums.write_text("".join(f"{line}\n" for line in [*lines, f"{digest}  config.yaml"]))
+    said = "option 'search.no_repeat_ngram_size' is missing", "begin another experiment"
+    inside("rounds", path).fails(1, *said)
 
 
 def test_what_whisper_cannot_do_is_told(world, folder, tmp_path):

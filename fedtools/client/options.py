@@ -34,7 +34,8 @@ class UtteranceTraining(Training):
             with Whisper's decoder; or "transcripts", an upper bound, since clients would not send
             them.
         search: options of "beam", as in the section `decode` of recipe files; the asset `weights`
-            overrides its weights.
+            overrides its weights. With Whisper's decoder, a teacher's labels and the error rates of
+            rounds are searched for with them, too, but with a beam of one.
         cache_mb: megabytes of features that a process keeps in memory between rounds.
         end_frames: frames of zeros, the log energy of silence in 16 bits, appended to every
             utterance for training, decoding, sent features and attacks.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from fedtools.decode.repetition import repeats
 from fedtools.files.config import from_mapping, read_yaml, write_yaml
 from fedtools.files.datadir import DataDir, byte_order, write_table
 from fedtools.files.errors import UserError
@@ -21,9 +22,6 @@ LM_WEIGHTS = [round(0.1 * step, 1) for step in range(51)]
 WORD_SCORES = [0.5 * step for step in range(-8, 17)]
 # File next to the hypotheses, with the weights that selected them.
 WEIGHTS = "weights.yaml"
-# A hypothesis repeats itself if it has at least this many symbols, and fewer of its trigrams are
-# distinct than this share.
-_LONG, _NEW = 12, 0.5
 
 
 @dataclass(frozen=True)
@@ -146,12 +144,6 @@ def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
     )
 
 
-def loops(symbols: Sequence[Hashable]) -> bool:
-    """Return whether symbols repeat themselves, that is, few of their trigrams are distinct."""
-    triples = list(zip(symbols, symbols[1:], symbols[2:], strict=False))
-    return len(symbols) >= _LONG and len(set(triples)) < _NEW * len(triples)
-
-
 def best_path(out: str | Path, weights: str | Path | None, drop_loops: bool = False) -> str:
     """Write the best hypotheses to `OUT/text`, re-ranked by `weights` if given.
 
@@ -167,18 +159,13 @@ def best_path(out: str | Path, weights: str | Path | None, drop_loops: bool = Fa
     nbest = _read_merged(out)
     chosen = asdict(_read_weights(weights)) if weights else {}
     used, text = Path(out) / WEIGHTS, best_text(nbest, **chosen)
-    lost = [name for name, words in text.items() if drop_loops and _repeats(words)]
+    lost = [name for name, words in text.items() if drop_loops and repeats(words)]
     used.unlink(missing_ok=True)
     write_table(Path(out) / "text", text | dict.fromkeys(lost, ""))
     if chosen:
         write_yaml(used, chosen)
     said = f": {len(lost)} of {len(text)} hypotheses repeat themselves, left empty"
     return f"{Path(out) / 'text'}{said if drop_loops else ''}"
-
-
-def _repeats(text: str) -> bool:
-    words = text.split()
-    return loops(words) or any(loops(word) for word in words)
 
 
 def used_weights(out: str | Path) -> TunedWeights | None:

@@ -26,11 +26,11 @@ from fedtools.files.symbols import words_of
 from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.private_words import read_phrases
 from fedtools.lm.tokens import Tokenizer
+from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.asr import log_posteriors, outputs
-from fedtools.models.pretrained.options import is_seq2seq
-from fedtools.models.pretrained.whisper import Generation
+from fedtools.models.pretrained.options import Generation, is_seq2seq
 from fedtools.tasks.asr.data import Batch
-from fedtools.tasks.asr.model import generate
+from fedtools.tasks.asr.search import generate
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.parts import CORPUS, DEVICE, MODELS, TOKENIZER, TRAINING
 
@@ -94,14 +94,15 @@ def read_search(
 ) -> Search | Generation | None:
     """Read the search options for an experiment's models; None means greedy decoding.
 
-    For a model with a decoder the section `decode` of the YAML file holds a `Generation`.
+    For a model with a decoder the section `decode` of the YAML file holds a `Generation`; without
+    it, the search is greedy.
     """
     if is_seq2seq(federation.experiment.options.model):
         if lm:
             problem = "models with criterion seq2seq have their own language model"
             raise UserError(problem, path=federation.experiment.path, remedy="leave out --lm")
         options = read_yaml(config).get("decode") if config else None
-        return from_mapping(Generation, options, f"{config}: decode") if options else None
+        return from_mapping(Generation, options or {"beam": 1}, f"{config}: decode")
     return Search.read(lm, config, phrases, bonus) if lm else None
 
 
@@ -125,7 +126,7 @@ def decode(
         data_path: the data directory.
         out: the folder of the output.
         search: options of the beam search with an n-gram, or of Whisper's decoder; None means
-            greedy decoding.
+            greedy decoding of a model without a decoder.
         model: "average", "start", or "round:7" (the model after that round).
         job, jobs: which of how many contiguous parts of the utterances to decode.
 
@@ -244,8 +245,8 @@ Reader = Callable[[str, Sequence[str]], Iterator[tuple[str, list[Hypothesis]]]]
 def _reader(federation: Federation, data: DataDir, search: Search | Generation | None) -> Reader:
     """Return a function that decodes a client's utterances with the loaded model."""
     if is_seq2seq(federation.experiment.options.model):
-        assert not isinstance(search, Search), "see read_search"
-        return partial(_written, federation, data, search or Generation(beam=1))
+        assert isinstance(search, Generation), "see read_search"
+        return partial(_written, federation, data, search)
     assert not isinstance(search, Generation), "see read_search"
     tokens, decoders = federation.task.need(TOKENIZER), dict[str, CtcBeamDecoder]()
 
@@ -265,7 +266,7 @@ def _reader(federation: Federation, data: DataDir, search: Search | Generation |
 
 def _origin(search: Search | Generation | None, clients: Iterable[str]) -> object:
     if isinstance(search, Generation):
-        return asdict(search)
+        return {**asdict(search), "temperatures": list(search.temperatures)}
     return search.origin(clients) if search else "greedy"
 
 
@@ -277,18 +278,19 @@ def _written(
     client: str,
     names: Sequence[str],
 ) -> Iterator[tuple[str, list[Hypothesis]]]:
-    """Decode with Whisper's decoder; a word sequence gets the total score of its tokenisations."""
+    """Decode with Whisper's decoder, whose order stays: the best one is that of a list of one.
+
+    A word sequence gets the total score of its tokenisations.
+    """
     model, tokens = federation.task.need(MODELS).build().eval(), federation.task.need(TOKENIZER)
+    assert isinstance(tokens, WhisperTokens)
     for name, batch in _singles(federation, data, names):
         scores: dict[str, float] = {}
-        for ids, score in generate(model, outputs(model, batch), batch, options)[0]:
+        for ids, score in generate(model, tokens, outputs(model, batch), batch, options)[0]:
             words = tokens.decode(ids)
             scores[words] = float(np.logaddexp(scores.get(words, -np.inf), score))
-        best = sorted(scores.items(), key=lambda item: -item[1])
-        yield (
-            name,
-            [Hypothesis(rank, score, 0.0, words) for rank, (words, score) in enumerate(best, 1)],
-        )
+        best = enumerate(scores.items(), 1)
+        yield name, [Hypothesis(rank, score, 0.0, words) for rank, (words, score) in best]
 
 
 def _singles(

@@ -102,6 +102,7 @@ def init(
         raise UserError("the data have no clients", path=folders["train"], remedy=remedy)
     known: dict[str, Any] = {"clients": len(clients), "rounds": made.rounds or options.rounds}
     known["model"] = facts.frozen_model(options.model)
+    known["training"] = facts.frozen_training(options.model, options.training, where)
     options = from_mapping(Options, vars(options) | known, where)
     # Frozen separately from the options, since data of the same path can be replaced.
     reads_labels = facts.reads_labels(options.training)

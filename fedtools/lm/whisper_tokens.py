@@ -63,6 +63,8 @@ class WhisperTokens:
         self.start = self._mark("decoder_start_token_id", settings)
         self.end = self._mark("eos_token_id", settings)
         self._no_times = self._mark("no_timestamps_token_id", settings)
+        # In every Whisper, as in transformers.
+        self.no_speech = max(0, self._no_times - 1)
         self._languages: dict[str, int] = {}
         self._task = 0
         if self.multilingual:

@@ -14,6 +14,9 @@ from fedtools.files.experiment import Experiment
 from fedtools.methods.base import TaskPart
 from fedtools.tasks import facts_of
 
+# (the section `model`, the section `training`, where they were read from) -> options.
+FrozenTraining = Callable[[Mapping[str, Any], Mapping[str, Any], str | Path], Mapping[str, Any]]
+
 # Stands for a client's name where data is measured as a whole.
 ALL = "all"
 
@@ -36,6 +39,8 @@ class Facts:
         clients: data directory -> its clients, in C order; [] if it names none.
         frozen_model: the section `model` -> what an experiment keeps of it, with sums of the files
             that it names.
+        frozen_training: the sections `model` and `training` -> what an experiment keeps of the
+            latter.
         by_client: whether models are measured on each client's data even if all clients have the
             same model.
     """
@@ -51,6 +56,7 @@ class Facts:
     by_client: bool
     reads_labels: Callable[[Mapping[str, object]], bool] = lambda training: True
     frozen_model: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda model: model
+    frozen_training: FrozenTraining = lambda model, training, where: training
     counted: str = ""
 
     @property

@@ -1,4 +1,4 @@
-"""The options of a pretrained model, in the section `model` of a configuration."""
+"""The options of a pretrained model, in the section `model`, and of the search with its decoder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from fedtools.files.config import Positive, Share, from_mapping, option_error
+from fedtools.files.config import (
+    AboveZero,
+    Natural,
+    Positive,
+    Share,
+    from_mapping,
+    option_error,
+)
 from fedtools.models.adaptation import NETWORK, Adapt
 
 
@@ -75,6 +82,40 @@ class Pretrained:
         if self.window and kind != "whisper":
             raise option_error(f"window: {kind} has no window", where, "window", self.window)
         return self.window or (10 if self.criterion == "seq2seq" else 1)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Options of the search with Whisper's decoder.
+
+    The last four are Whisper's own (Radford et al., ICML 2023, section 4.5), under its names.
+
+    Attributes:
+        beam: beam size; 1 is greedy search.
+        nbest: number of hypotheses that are written, at most `beam`.
+        no_repeat_ngram_size: what repeats itself is searched for again, so that no sequence of this
+            many tokens comes twice (of letters, where a letter is several tokens); 0 keeps it.
+        temperatures: while a hypothesis repeats itself or is improbable, another one is sampled, at
+            each of these temperatures in turn; the same for an utterance each time.
+        compression_ratio_threshold: a text that zlib makes shorter than this many times repeats
+            itself, too; see `fedtools.decode.repetition`. None: any text.
+        logprob_threshold: mean log probability of the tokens below which a hypothesis is
+            improbable. None: none is.
+        no_speech_threshold: probability of no speech above which an improbable hypothesis is
+            replaced by the empty one. None: none is.
+    """
+
+    beam: Annotated[int, Ge(1), Le(100)] = 5
+    nbest: Positive = 1
+    no_repeat_ngram_size: Natural = 4
+    temperatures: tuple[AboveZero, ...] = ()
+    compression_ratio_threshold: AboveZero | None = 2.4
+    logprob_threshold: Annotated[float, Le(0)] | None = -1.0
+    no_speech_threshold: Share | None = None
+
+    def __post_init__(self) -> None:
+        if self.nbest > self.beam:
+            raise ValueError(f"nbest {self.nbest} is more than beam {self.beam}")
 
 
 def is_pretrained(config: Mapping[str, Any]) -> bool:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from fedtools.files.config import Positive, from_mapping, option_error
+from fedtools.files.config import from_mapping, option_error
 from fedtools.files.errors import UserError
 from fedtools.files.json_files import read_object
 from fedtools.models.adapters import adapt
@@ -24,30 +22,13 @@ from fedtools.models.pretrained.folder import (
     import_transformers,
     open_known,
 )
-from fedtools.models.pretrained.options import Pretrained
+from fedtools.models.pretrained.options import Generation, Pretrained
 
 # Most tokens per second of speech, and a number added to them. A token is at least a byte; the
 # fastest speech has 25 letters a second, which take three bytes in Georgian, Burmese or Khmer.
 _TOKENS_PER_SECOND, _MORE = 75, 10
 # Positions per second in Whisper's encoder.
 POSITIONS_PER_SECOND = 50
-
-
-@dataclass(frozen=True)
-class Generation:
-    """Options of the search for hypotheses.
-
-    Attributes:
-        beam: beam size; 1 is greedy search.
-        nbest: number of hypotheses that are written, at most `beam`.
-    """
-
-    beam: Annotated[int, Ge(1), Le(100)] = 5
-    nbest: Positive = 1
-
-    def __post_init__(self) -> None:
-        if self.nbest > self.beam:
-            raise ValueError(f"nbest {self.nbest} is more than beam {self.beam}")
 
 
 def marks_of(folder: Folder) -> dict[str, Any]:
@@ -177,46 +158,87 @@ class Whisper(Recogniser):
             hidden = layer(hidden, causal[None, None], encoded, encoder_attention_mask=seen)
         return self.proj_out(self.decoder.layer_norm(hidden))
 
-    @torch.no_grad()
     def generate(
-        self, encoded: Tensor, prompt: Tensor, options: Generation, seconds: float
+        self,
+        encoded: Tensor,
+        prompt: Tensor,
+        options: Generation,
+        seconds: float,
+        no_repeat: int = 0,
     ) -> list[tuple[list[int], float]]:
         """Return the best hypotheses of one utterance, the best one first.
+
+        They are ordered by the mean log probability of their tokens and their end, since a sum is
+        larger for shorter ones.
 
         Args:
             encoded: (1, T', D), without padding.
             prompt: (1, P).
-            options: options of the search.
+            options: size of the beam, and number of hypotheses.
             seconds: length of the audio, which bounds the number of tokens.
+            no_repeat: length of sequences of tokens that come at most once; 0 for no bound.
 
         Returns:
             for each hypothesis, tokens without prompt and end, and the sum of their and the end's
             log-probabilities.
         """
+        how = {"num_beams": options.beam, "num_return_sequences": options.nbest}
+        how |= {"length_penalty": 1.0, "no_repeat_ngram_size": no_repeat, "do_sample": False}
+        return self._written(encoded, prompt, seconds, how)
+
+    def sample(
+        self, encoded: Tensor, prompt: Tensor, seconds: float, temperature: float, seed: int
+    ) -> list[tuple[list[int], float]]:
+        """Return a hypothesis that is drawn by the probability of its tokens at a temperature.
+
+        Args:
+            encoded, prompt, seconds: see `generate`.
+            temperature: of the logits.
+            seed: of the draw.
+
+        Returns:
+            see `generate`.
+        """
+        # All tokens can be drawn, not only the most probable ones.
+        how = {"do_sample": True, "temperature": temperature, "top_k": 0, "num_beams": 1}
+        with torch.random.fork_rng([encoded.device] if encoded.is_cuda else []):
+            torch.manual_seed(seed)
+            return self._written(encoded, prompt, seconds, how)
+
+    @torch.no_grad()
+    def _written(
+        self, encoded: Tensor, prompt: Tensor, seconds: float, how: Mapping[str, Any]
+    ) -> list[tuple[list[int], float]]:
         transformers = import_transformers()
-        whole = self._whole[0]
         room = self.longest - prompt.shape[1]
-        most = min(room, round(_TOKENS_PER_SECOND * seconds) + _MORE)
         outputs = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=encoded)
         # Not Whisper's own method, which takes windows of 30 s.
         found = transformers.GenerationMixin.generate(
-            whole,
+            self._whole[0],
             encoder_outputs=outputs,
             decoder_input_ids=prompt,
-            max_new_tokens=most,
+            max_new_tokens=min(room, round(_TOKENS_PER_SECOND * seconds) + _MORE),
             max_length=None,
-            do_sample=False,
-            num_beams=options.beam,
-            num_return_sequences=options.nbest,
-            length_penalty=1.0,
             return_dict_in_generate=True,
+            **how,
         )
         rows = found.sequences[:, prompt.shape[1] :]
         return [self._scored(row.tolist(), encoded, prompt) for row in rows]
 
-    def _scored(self, row: list[int], encoded: Tensor, prompt: Tensor) -> tuple[list[int], float]:
-        tokens = row[: row.index(self.end)] if self.end in row else row
+    @torch.no_grad()
+    def probability(self, encoded: Tensor, prompt: Tensor, token: int) -> float:
+        """Return the probability of a token after the first one of the prompt."""
+        lengths = torch.tensor([encoded.shape[1]])
+        return float(self._decode(prompt[:, :1], encoded, lengths)[0, -1].softmax(0)[token])
+
+    @torch.no_grad()
+    def score(self, tokens: list[int], encoded: Tensor, prompt: Tensor) -> float:
+        """Return the sum of the log-probabilities of tokens and their end."""
         text = torch.tensor([tokens], dtype=torch.long, device=encoded.device)
         lengths = torch.tensor([encoded.shape[1]])
         batch = {"prompt": prompt, "text": text, "text_lengths": torch.tensor([len(tokens)])}
-        return tokens, -float(self.losses(encoded, lengths, batch)[0])
+        return -float(self.losses(encoded, lengths, batch)[0])
+
+    def _scored(self, row: list[int], encoded: Tensor, prompt: Tensor) -> tuple[list[int], float]:
+        tokens = row[: row.index(self.end)] if self.end in row else row
+        return tokens, self.score(tokens, encoded, prompt)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from fedtools.files import symbols
+from fedtools.files.config import from_mapping
 from fedtools.lm.whisper_tokens import FILES as WHISPER_FILES
 from fedtools.methods.base import FEATURES, MODEL, OPTIMIZER
 from fedtools.models.pretrained.folder import with_sum
+from fedtools.models.pretrained.options import Generation, is_seq2seq
 from fedtools.tasks import TASKS
 from fedtools.tasks.facts import Facts, check_assets, clients_of_utterances
 from fedtools.tasks.identity import of_utterances
@@ -34,6 +38,20 @@ def _files(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Pa
     return files + ([assets["weights"] / SERVER_WEIGHTS] if "weights" in assets else [])
 
 
+def _with_search(
+    model: Mapping[str, Any], training: Mapping[str, Any], where: str | Path
+) -> Mapping[str, Any]:
+    """Return the section `training` with all options of the search of a model with a decoder."""
+    if not is_seq2seq(model):
+        return training
+    search = from_mapping(Generation, training.get("search"), f"{where}: training.search")
+    listed = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(search).items()
+    }
+    return {**training, "search": listed}
+
+
 FACTS = TASKS.register("asr")(
     Facts(
         opens="fedtools.tasks.asr.task:AsrTask",
@@ -46,6 +64,7 @@ FACTS = TASKS.register("asr")(
         files=_files,
         clients=clients_of_utterances,
         frozen_model=with_sum,
+        frozen_training=_with_search,
         by_client=True,
         reads_labels=lambda training: (
             "transcripts" in (training.get("labels", "transcripts"), training.get("server_labels"))

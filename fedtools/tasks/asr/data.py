@@ -21,7 +21,7 @@ from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError, some
 from fedtools.files.perturb import SPEED_TABLE, speakers_of
 from fedtools.files.received import Seal
-from fedtools.files.seeds import generator
+from fedtools.files.seeds import generator, seed64
 from fedtools.files.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
@@ -163,12 +163,11 @@ class Utterances:
         languages = data.others.get(UTT2LANG, {})
         spoken = {name: languages[name] for name in self.names if name in languages}
         self.unit = unit_of(spoken, data.path / UTT2LANG)
-        # Prompts, for a model with a decoder.
-        self._prompts = (
-            [tokenizer.prompt(spoken.get(name)) for name in self.names]
-            if isinstance(tokenizer, WhisperTokens)
-            else None
-        )
+        # Prompts, and seeds of samples, for a model with a decoder.
+        self._prompts: list[list[int]] | None = None
+        if isinstance(tokenizer, WhisperTokens):
+            self._prompts = [tokenizer.prompt(spoken.get(name)) for name in self.names]
+            self._seeds = [seed64(0, "sample", name) >> 1 for name in self.names]
         self._speaker = _numbered(speakers_of(data, self.names))
         owners = [data.utt2client.get(name, "") for name in self.names]
         self._client, self.clients = _numbered(owners), sorted(set(owners))
@@ -233,6 +232,7 @@ class Utterances:
         )
         if self._prompts:
             batch["prompt"] = torch.tensor([self._prompts[index] for index in indices])
+            batch["seed"] = torch.tensor([self._seeds[index] for index in indices])
             if not self._sent:
                 batch["seconds"] = torch.from_numpy(self.frames[list(indices)] / FRAMES)
         return batch

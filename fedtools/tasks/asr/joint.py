@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fedtools.models.criteria import Criterion
 from fedtools.models.extractor import Cut
-from fedtools.models.pretrained.whisper import Generation
 from fedtools.tasks.asr.data import Batch
 
 
@@ -63,8 +62,3 @@ class Joint(nn.Module):
         first: Any = self.models[0]
         found: Criterion = first.criterion
         return found
-
-    def generate(self, encoded: Tensor, prompt: Tensor, options: Generation) -> Any:
-        """See `fedtools.models.pretrained.whisper.Whisper.generate`."""
-        first: Any = self.models[0]
-        return first.generate(encoded, prompt, options)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fedtools.client.objective import Objective, State
 from fedtools.decode.greedy import greedy
-from fedtools.decode.lists import loops
 from fedtools.models.asr import losses, outputs
 from fedtools.models.training import load_model
 from fedtools.tasks.asr.data import Batch
@@ -58,8 +57,8 @@ class ContinuousLabels(Transcripts):
             new one.
         posteriors: see `Transcripts`.
         transcribe: returns the tokens of each utterance from the posteriors and the batch.
-        drops: whether utterances are left out whose label is empty or repeats itself, as labels of
-            a decoder that has lost its way do.
+        drops: returns whether the utterance of a label is left out, as of a decoder that has lost
+            its way; one with an empty label is, too. None keeps all.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class ContinuousLabels(Transcripts):
         keep: bool = True,
         posteriors: Posteriors = outputs,
         transcribe: Transcribe = greedy_labels,
-        drops: bool = False,
+        drops: Callable[[list[int]], bool] | None = None,
     ):
         super().__init__(posteriors)
         self.keep, self._transcribe, self._drops = keep, transcribe, drops
@@ -89,7 +88,8 @@ class ContinuousLabels(Transcripts):
         device = log_probs.device
         # A model that diverges is detected by its loss; until then any label will do.
         labels = self._transcribe((log_probs.nan_to_num(), lengths), batch)
-        lost = [not label or (self._drops and loops(label)) for label in labels]
+        drops = self._drops or (lambda label: False)
+        lost = [not label or drops(label) for label in labels]
         for client, without in zip(batch["clients"].tolist(), lost, strict=True):
             seen = self._labels.setdefault(client, [0, 0])
             seen[0] += 1

@@ -36,11 +36,11 @@ from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.models.masks import scaled
 from fedtools.models.pooling import pooled
 from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
-from fedtools.models.pretrained.whisper import POSITIONS_PER_SECOND, Generation
 from fedtools.models.training import load_model
 from fedtools.tasks.asr.data import Batch, UtteranceSource
 from fedtools.tasks.asr.joint import Joint
 from fedtools.tasks.asr.labels import ContinuousLabels, Posteriors, Transcripts
+from fedtools.tasks.asr.search import frozen_search, generate, greedy_search, is_lost
 from fedtools.tasks.begin import personal_parameters
 
 
@@ -67,9 +67,12 @@ class AsrModels(Models):
         device: torch.device,
     ):
         self.training, self.device = training, device
-        self._path, self._method, self._tokens = experiment.path, method, tokenizer.tokens
+        self._path, self._method, self._tokenizer = experiment.path, method, tokenizer
         self._config: Mapping[str, Any] = experiment.options.model
         self._where = f"{experiment.path / 'config.yaml'}: model"
+        if isinstance(tokenizer, WhisperTokens):
+            where = f"{experiment.path / 'config.yaml'}: training"
+            self._search = greedy_search(frozen_search(experiment.options.training, where))
         self._built: dict[str, nn.Module] = {}
         self._joint: dict[str, Joint] = {}
 
@@ -91,14 +94,14 @@ class AsrModels(Models):
     def _new(self) -> nn.Module:
         if self._built and (is_pretrained(self._config) or has_base(self._config)):
             return copy_of(next(iter(self._built.values())))
-        base = self._path / BASE if has_base(self._config) else None
-        model = build_model(self._config, self._tokens, self._where, self._lattice, base)
+        base, units = self._path / BASE if has_base(self._config) else None, self._tokenizer.tokens
+        model = build_model(self._config, units, self._where, self._lattice, base)
         return model.to(self.device)
 
     @cached_property
     def _lattice(self) -> Lattice | None:
         there = (self._path / FILE).exists()
-        return read_lattice(self._path if there else None, len(self._tokens))
+        return read_lattice(self._path if there else None, len(self._tokenizer.tokens))
 
     def tensors(self, model: nn.Module, client: int = 0) -> dict[str, Tensor]:
         """Return the tensors of a model, or of a client's model in a `Joint`."""
@@ -126,7 +129,9 @@ class AsrModels(Models):
         else:
             teacher = self.build(use="teacher")
         load_model(teacher.state_dict(), model.state_dict())
-        labels = partial(self.transcribe, teacher), is_seq2seq(self._config)
+        tokens = self._tokenizer
+        drops = partial(is_lost, tokens) if isinstance(tokens, WhisperTokens) else None
+        labels = partial(self.transcribe, teacher), drops
         decay, keep = training.decay, training.keep_teacher
         if training.decay_per == "epoch":
             # Batches in order of length: shuffled, an epoch may have a batch more or less.
@@ -143,8 +148,11 @@ class AsrModels(Models):
     ) -> list[list[int]]:
         """Return the best tokens of each utterance, given what `outputs` returned."""
         values, lengths = found
-        if is_seq2seq(self._config):
-            return [best[0][0] for best in generate(model, found, batch, Generation(beam=1))]
+        if isinstance(self._tokenizer, WhisperTokens):
+            # The clients' models share the decoder.
+            model = model.models[0] if isinstance(model, Joint) else model
+            lists = generate(model, self._tokenizer, found, batch, self._search)
+            return [best[0][0] for best in lists]
         log_probs = as_posteriors(model, values, lengths)
         return greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
 
@@ -164,20 +172,6 @@ class AsrModels(Models):
         """Return mean and deviation of each utterance's frames, (1, B, 2 D), and equal weights."""
         vectors = pooled(*features)[None]
         return vectors, vectors.new_full(vectors.shape[:2], 1 / vectors.shape[1])
-
-
-def generate(
-    model: Any, found: tuple[Tensor, Tensor], batch: Batch, options: Generation
-) -> list[list[tuple[list[int], float]]]:
-    """Return Whisper's hypotheses for each utterance, see `Whisper.generate`."""
-    values, lengths = found
-    # Features that a client sent come without their duration.
-    seconds = batch.get("seconds", lengths / POSITIONS_PER_SECOND)
-    rows = zip(values, lengths.tolist(), batch["prompt"], seconds.tolist(), strict=True)
-    return [
-        model.generate(encoded[None, :length], prompt[None], options, most)
-        for encoded, length, prompt, most in rows
-    ]
 
 
 def open_tokens(folder: Path, model: Mapping[str, Any]) -> Tokenizer | WhisperTokens:

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from fedtools.client.options import UtteranceTraining
 from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
-from fedtools.decode.lists import TunedWeights, loops
+from fedtools.decode.lists import TunedWeights
+from fedtools.decode.repetition import repeats
 from fedtools.files.atomic import remove
 from fedtools.files.config import from_mapping, option_error, read_yaml
 from fedtools.files.datadir import read_table, write_table
@@ -36,11 +37,12 @@ from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method
 from fedtools.models.asr import as_posteriors
-from fedtools.models.pretrained.whisper import Generation
+from fedtools.models.pretrained.options import Generation
 from fedtools.models.training import load_model
 from fedtools.tasks.asr import SERVER_WEIGHTS
 from fedtools.tasks.asr.data import Batch, Utterances
-from fedtools.tasks.asr.model import AsrModels, generate, posteriors_of_features
+from fedtools.tasks.asr.model import AsrModels, posteriors_of_features
+from fedtools.tasks.asr.search import generate
 from fedtools.tasks.base import NewExperiment
 
 _FOLDER, _DIGITS = "labels", 16
@@ -118,9 +120,10 @@ class ServerLabels:
             tokens, how = self._tokenizer, _generation(self._training, self._where)
 
             def write(found: tuple[Tensor, Tensor], batch: Batch) -> list[Hypothesis]:
-                ((ids, score), *_), *_ = generate(model, found, batch, how)
+                ((ids, score), *_), *_ = generate(model, tokens, found, batch, how)
+                text = tokens.decode(ids)
                 # A decoder that has lost its way repeats itself: no label.
-                return [Hypothesis(1, score, 0.0, "" if loops(ids) else tokens.decode(ids))]
+                return [Hypothesis(1, score, 0.0, "" if repeats(text) else text)]
 
             return write
         options = _beam(self._training, self._where)
