@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,18 @@ def begun(request, world, tmp_path):
     average = {name: stir(value) for name, value in load_file(path / "init.safetensors").items()}
     save_file(average, path / "model.safetensors")
     return request.param, base, path, average
+
+
+def test_a_full_disk_is_an_error_of_one_line(begun, tmp_path):
+    _, _, path, _ = begun
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
+    try:
+        told = inside("export", path, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    told.fails(1, "safetensors: File too large")
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob("*.tmp"))
 
 
 def ours_of(kind: str, base: Path, average: dict[str, torch.Tensor], words: int) -> torch.nn.Module:

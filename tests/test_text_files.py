@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import keywords
 import numpy as np
 import pytest
 import simulated
@@ -19,10 +22,12 @@ from conftest import ROOT, run
 from fedtools.audio.wave import AudioError, read_wave
 from fedtools.files import text_files
 from fedtools.files.ark import AUTOMATIC, FeatureReader, write_ark
-from fedtools.files.atomic import machine, remove, scratch_dir, sha256, write_text
+from fedtools.files.atomic import atomic_write, machine, remove, scratch_dir, sha256, write_text
+from fedtools.files.clips import read_classes
 from fedtools.files.config import from_mapping, read_yaml
 from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.errors import UserError
+from fedtools.files.errors import Terminal, UserError
+from fedtools.files.tables import format_markdown
 from fedtools.files.text_files import TABLE, open_input, read_lines, stream_lines
 from fedtools.lm.tokens import Tokenizer, train_tokens
 from fedtools.models.asr import build_model
@@ -178,6 +183,9 @@ def test_a_killed_command_leaves_nothing_after_the_next(tmp_path):
         ("? [a]\n: b\n", "c.yaml:1: not YAML"),
         ("a: 1\nb: 2\na: 3\n", "c.yaml:3: not YAML: 'a' is duplicated"),
         ("a: b\0\n", "c.yaml:1: a NUL byte"),
+        ('b: 1\na: "\\ud800"\n', "c.yaml:2: not YAML"),
+        ("x: &x {b: 1}\n<<: *x\n", "c.yaml:2: not YAML: '<<' merges nothing here: write"),
+        ("a:\n  <<: {b: 1}\n", "c.yaml:2: not YAML: '<<' merges nothing here: write"),
     ],
 )
 def test_yaml_that_is_a_trap(tmp_path, text, said):
@@ -311,6 +319,89 @@ def test_audio_that_is_no_file_is_dropped_with_its_name(tmp_path):
         read_wave(str(tmp_path / "x.wav"))
     soundfile.write(tmp_path / "y.wav", np.zeros(160), 16000)
     assert len(read_wave(str(tmp_path / "y.wav"))[0]) == 160
+
+
+def test_audio_that_a_disk_cannot_read_is_dropped_by_name(tmp_path, cli):
+    """The first page of a process's memory is a regular file that cannot be read."""
+    data = simulated.data_dir(tmp_path / "data", ["au"], 2)
+    names = [line.split()[0] for line in (data / "utt2spk").read_text().splitlines()]
+    soundfile.write(tmp_path / "y.wav", np.random.default_rng(0).normal(0, 0.1, 16000), 16000)
+    places = [tmp_path / "y.wav", "/proc/self/mem"]
+    lines = [f"{name} {place}\n" for name, place in zip(names, places, strict=True)]
+    (data / "wav.scp").write_text("".join(lines))
+    told = cli("extract-features", data, tmp_path / "ark", "--max-drop", "0.5").ok().err
+    assert f"dropped {names[1]}: /proc/self/mem: cannot be read: Input/output error" in told
+    # Nor is another file named where a whole command fails.
+    (data / "wav.scp").unlink()
+    (data / "wav.scp").symlink_to("/proc/self/mem")
+    cli("extract-features", data, tmp_path / "ark").fails(
+        1, "wav.scp: cannot be read: Input/output"
+    )
+
+
+def test_an_error_of_reading_names_the_file_that_is_read(tmp_path):
+    """Not one that is written meanwhile. What is open for writing alone cannot be read."""
+    descriptor = os.open(tmp_path / "x", os.O_WRONLY | os.O_CREAT)
+    for read in (
+        lambda file: file.read(10),
+        lambda file: file.read(),
+        lambda file: file.readline(),
+    ):
+        with pytest.raises(OSError) as told, atomic_write(tmp_path / "y"):
+            read(io.BufferedReader(text_files._Named(os.dup(descriptor), "x")))
+        assert told.value.filename == "x"
+
+
+# --- what reaches a terminal, a page or a spreadsheet --------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mark", ["\x1b]0;pwn\x07", "\x1b[31m", "\x9b31m", "\u202e", "\r", "\udcff"]
+)
+def test_a_terminal_obeys_no_name_of_a_file(tmp_path, cli, mark):
+    data = simulated.data_dir(tmp_path / "data", ["au"], 2)
+    names = [line.split()[0] for line in (data / "utt2spk").read_text().splitlines()]
+    place = f"{tmp_path}/{mark}x.wav"
+    lines = "".join(f"{name} {place}\n" for name in names)
+    (data / "wav.scp").write_bytes(lines.encode(errors="surrogateescape"))
+    told = cli("extract-features", data, tmp_path / "ark")
+    seen = (told.out + told.err).replace("\n", "").replace("\t", "")
+    assert mark not in seen and not re.search("[\x00-\x1f\x7f-\x9f\u202e\ud800-\udfff]", seen)
+
+
+def test_a_terminal_obeys_no_argument_and_no_place_of_features(tmp_path, cli):
+    told = cli("privacy", tmp_path / "\x1b[31mx")
+    assert told.code == 1 and "\x1b" not in told.err and "\\x1b[31mx" in told.err
+    data = simulated.data_dir(tmp_path / "data", ["au"], 2)
+    text = (data / "feats.scp").read_text()
+    (data / "feats.scp").write_text(text.replace(".ark", ".\x1b]0;pwn\x07ark"))
+    told = cli("subset-data", data, tmp_path / "o", "--utterances", "1")
+    assert "\x1b" not in told.err + told.out
+
+
+def test_a_progress_bar_may_begin_its_line_again():
+    written = io.StringIO()
+    Terminal(written).write("\r 3/7\n\x1b[2K\ttext")
+    assert written.getvalue() == "\r 3/7\n\\x1b[2K\ttext"
+
+
+@pytest.mark.parametrize("label", ["<img/src=x>", "=1+1", "+1", "-1", "@x", "a|b", "[x](y)", "a`b"])
+def test_classes_are_words(tmp_path, label):
+    with pytest.raises(UserError, match="is no word; begin with a letter"):
+        keywords.pack(
+            tmp_path / "clips", {"a": [1, 1, 1, 1]}, ("_silence_", "_unknown_", "b", label)
+        )
+    (tmp_path / "classes.txt").write_text(f"yes\n{label}\n")
+    with pytest.raises(UserError, match=r"classes.txt:2: class .* is no word"):
+        read_classes(tmp_path / "classes.txt")
+    words = ["_silence_", "привет", "don't", "naïve", "वाह", "4th", "stop!"]
+    (tmp_path / "classes.txt").write_text("".join(f"{word}\n" for word in words))
+    assert read_classes(tmp_path / "classes.txt") == words
+
+
+def test_cells_of_a_page_are_no_html():
+    table = format_markdown(["a", "p"], [["<img src=x>", "< 0.01"], ["</td><!--", "1 <2"]])
+    assert not re.search("<[a-zA-Z/!]", table) and "< 0.01" in table and "1 <2" in table
 
 
 # --- models of language and tokens --------------------------------------------------------------

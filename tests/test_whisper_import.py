@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pickle
+import resource
 import shutil
 import struct
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -237,6 +240,31 @@ def test_more_variables_than_there_are(theirs, tmp_path, cli):
     refused(cli, tiny.ct2_folder(tmp_path / "ct2", content), "model.bin: ")
 
 
+def test_aliases_are_not_larger_than_the_file(theirs, tmp_path, cli):
+    """Each of some bytes would be a copy of a variable: 2,000 of 40 MB are 80 GB."""
+    largest = max(theirs, key=lambda name: theirs[name].nbytes)
+    aliases = {f"alias{number}": largest for number in range(2000)}
+    source = tiny.ct2_folder(tmp_path / "ct2", tiny.model_bin(theirs, aliases))
+    refused(cli, source, "aliases, such as 'alias", "of more bytes than the file")
+
+
+@contextlib.contextmanager
+def disk_of(size: int) -> Iterator[None]:
+    """Let files be no longer, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_an_error_of_one_line(theirs, tmp_path, cli):
+    source = tiny.ct2_folder(tmp_path / "ct2", tiny.model_bin(theirs))
+    with disk_of(4000):
+        refused(cli, source, "model.safetensors: File too large")
+
+
 LAYER = "decoder/layer_1"
 BAD = {
     "another version": (lambda v: tiny.model_bin(v, version=5), "version 5", "convert"),
@@ -346,6 +374,11 @@ def with_tensor(content: dict, value: object, name: str = "encoder.conv1.bias") 
 
 POINT = torch.ones(1)
 CHECKPOINTS = {
+    "a nested tensor": (
+        lambda c: with_tensor(c, torch.nested.nested_tensor([torch.ones(2), torch.ones(6)])),
+        "it holds a nested tensor",
+    ),
+    "a name of a million letters": (lambda c: with_tensor(c, POINT, "a" * 10**6), "aaa ... aaa"),
     "a state alone": (lambda c: c["model_state_dict"], "no dims and model_state_dict"),
     "no mapping": (lambda c: [1, 2], "no dims and model_state_dict"),
     "a size that is no number": (lambda c: change(c, n_mels="80"), "n_mels is not a whole number"),

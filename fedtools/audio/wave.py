@@ -152,11 +152,16 @@ def _file(place: AudioPlace) -> Iterator[BinaryIO]:
             ark, begin, length = open_entry(place)
             with ark:
                 file = io.BytesIO(os.pread(ark.fileno(), length, begin))
+    except OSError as error:
+        raise _unreadable(f"cannot be read: {error.strerror}", path=place) from None
     except UserError as error:
         reason = "unreadable audio" if place.path.is_file() else "no such file"
         raise AudioError(reason, str(error)) from None
-    with file:
-        yield file
+    try:
+        with file:
+            yield file
+    except OSError as error:
+        raise _unreadable(f"cannot be read: {error.strerror or error}", path=place) from None
 
 
 @contextmanager

@@ -48,12 +48,12 @@ def main() -> None:
 
 def _run() -> None:
     from fedtools.cli.app import app, narrowed
-    from fedtools.files.errors import exit_with_message
+    from fedtools.files.errors import exit_with_message, harmless
 
     for name in GROUPS:
         importlib.import_module(f"fedtools.cli.{name}")
     try:
-        with exit_with_message("fedtools"):
+        with harmless(), exit_with_message("fedtools"):
             narrowed(app, sys.argv[1:])()
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "fedtools":

@@ -31,7 +31,7 @@ from typing import BinaryIO, NamedTuple, TextIO
 import numpy as np
 
 from fedtools.files.atomic import atomic_path, atomic_write, sha256, write_text
-from fedtools.files.datadir import ID_PATTERN, check_id
+from fedtools.files.datadir import ID_PATTERN, check_id, check_label
 from fedtools.files.errors import UserError
 from fedtools.files.text_files import open_input, read_lines, read_words
 
@@ -175,7 +175,10 @@ class Clips:
 
 def read_classes(path: str | Path) -> list[str]:
     """Read the labels of a keyword task; the line of a label, from 0, is its index."""
-    return read_words(path, "write one label per line")
+    classes = read_words(path, "write one label per line")
+    for line, label in enumerate(classes, 1):
+        check_label(label, "class", path, line)
+    return classes
 
 
 def read_length(folder: str | Path) -> int:
@@ -210,10 +213,11 @@ def write_clips(
         length: samples of each clip; longer clips are cut, and shorter ones zero-padded.
 
     Raises:
-        UserError: if an id cannot be used.
+        UserError: if an id or a class cannot be used.
         ValueError: if a clip is out of order, empty, or of no class.
     """
-    folder, classes = Path(folder), list(classes)
+    folder = Path(folder)
+    classes = [check_label(label, "class") for label in classes]
     labels, sizes = array("q"), dict[str, int]()
     with atomic_path(folder / "clips.tsv") as table:
         with (

@@ -60,9 +60,19 @@ class _Strict(_AnyLoader):
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         return self.construct_yaml_int(node)
 
+    def construct_scalar(self, node: Any) -> Any:
+        """Construct a text; refuse half a character, which an escape such as \\ud800 makes."""
+        if found := re.search("[\ud800-\udfff]", str(node.value)):
+            problem = f"{found[0]!a} is no character of a text"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return super().construct_scalar(node)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for node_of_key, _ in node.value:
+            if node_of_key.tag == "tag:yaml.org,2002:merge":
+                problem = "'<<' merges nothing here: write its options out, or use a section"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=node_of_key.start_mark)
             if isinstance(node_of_key, yaml.ScalarNode):
                 key = self.construct_object(node_of_key)
                 if key in seen:

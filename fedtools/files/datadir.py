@@ -27,6 +27,9 @@ from fedtools.files.text_files import stream_lines
 
 # Speaker, utterance and client ids are used as file names and columns, so both must allow them.
 ID_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+# Of pages, and of tables.
+_MARKUP = '<>|`"\\[]{}=*'
+_LABEL = re.compile(rf"(?=\w)[^\s\x00-\x1f\x7f-\x9f{re.escape(_MARKUP)}]{{1,200}}")
 # Endings of what corpora are packed in.
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".zip")
 # Facts that not every speaker gives: these tables have at least one of the speakers.
@@ -40,6 +43,21 @@ def check_id(name: str, what: str, path: str | Path | None = None, line: int | N
     if not ID_PATTERN.fullmatch(name):
         problem = f"{what} {name!r} is not usable as an id"
         remedy = "use letters, digits, '_', '-', '.' and '+', not beginning with '.', '-' or '+'"
+        raise UserError(problem, path=path, line=line, remedy=remedy)
+    return name
+
+
+def check_label(
+    name: str, what: str, path: str | Path | None = None, line: int | None = None
+) -> str:
+    """Return `name` if it is a word, in any script, that pages and tables can show as it is.
+
+    Raises:
+        UserError: if it looks like HTML or Markdown on a page, or a formula in a spreadsheet.
+    """
+    if not _LABEL.fullmatch(name):
+        problem, remedy = f"{what} {name[:80]!r} is no word", "begin with a letter, digit or '_'"
+        remedy = f"{remedy}, and use none of {' '.join(_MARKUP)}"
         raise UserError(problem, path=path, line=line, remedy=remedy)
     return name
 

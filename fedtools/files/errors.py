@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO, cast
 
 from fedtools.files.signals import INTERRUPTED
 
@@ -14,6 +16,10 @@ INSTALL_PRETRAINED = "run in the checkout: utils/pretrained.sh, or pip install '
 
 # A message lists at most this many names.
 _NAMED = 5
+# A message is at most this long: names in hostile files may have a million letters.
+_LONGEST = 1900
+# Control characters, marks that reverse the direction of text, and what is no character at all.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class UserError(Exception):
@@ -36,7 +42,10 @@ class UserError(Exception):
     ):
         place = "" if path is None else f"{path}:{line}: " if line else f"{path}: "
         tail = f"; {remedy}" if remedy else ""
-        super().__init__(" ".join(f"{place}{problem}{tail}".split("\n")))
+        text = printable(" ".join(f"{place}{problem}{tail}".split("\n")))
+        if len(text) > _LONGEST:
+            text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 3 :]}"
+        super().__init__(text)
 
 
 class Missing(UserError):
@@ -47,6 +56,48 @@ def some(names: Sequence[str]) -> str:
     """Return the first few of many names, for a message of one line."""
     left = len(names) - _NAMED
     return ", ".join([*names[:_NAMED], *([f"and {left} more"] if left > 0 else [])])
+
+
+def printable(text: str, kept: str = "\t") -> str:
+    """Return a text with escapes instead of characters that a terminal would obey.
+
+    Args:
+        kept: control characters that stay.
+    """
+    return _CONTROL.sub(lambda one: one[0] if one[0] in kept else ascii(one[0])[1:-1], text)
+
+
+class Terminal:
+    """A stream to a terminal, or to a log that will be shown on one, without escape sequences.
+
+    Names of files, and words of texts, come from others and could clear the screen or set a title.
+
+    Args:
+        stream: the stream; everything but writing is left to it.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text; lines may end, or begin again for a progress bar."""
+        return self._stream.write(printable(text, "\n\r\t"))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def harmless() -> Iterator[None]:
+    """Show nothing that a terminal would obey, on stderr, and on stdout if it is a terminal."""
+    before = sys.stdout, sys.stderr
+    sys.stderr = cast(TextIO, Terminal(sys.stderr))
+    if sys.stdout.isatty():
+        sys.stdout = cast(TextIO, Terminal(sys.stdout))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 @contextmanager
@@ -71,5 +122,5 @@ def exit_with_message(program: str) -> Iterator[None]:
     except OSError as error:
         # For a full disk or missing permissions, the file and the system's message say enough.
         place = f"{error.filename}: " if error.filename else ""
-        print(f"{program}: {place}{error.strerror or error}", file=sys.stderr)
+        print(f"{program}: {printable(f'{place}{error.strerror or error}')}", file=sys.stderr)
         sys.exit(1)

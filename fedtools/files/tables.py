@@ -12,6 +12,9 @@ from fedtools.files.atomic import write_lines
 from fedtools.files.errors import UserError
 from fedtools.files.text_files import stream_lines
 
+# Where HTML begins a tag or a comment.
+_TAG = re.compile("<(?=[A-Za-z/!?])")
+
 
 def read_tsv(
     path: str | Path,
@@ -155,8 +158,13 @@ def format_table(
 def format_markdown(
     header: Sequence[str], rows: Iterable[Sequence[object]], align: str | None = None
 ) -> str:
-    """Format a table in Markdown, readable as plain text; arguments as in `format_table`."""
-    escaped = [[str(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    """Format a table in Markdown, readable as plain text; arguments as in `format_table`.
+
+    Cells are no HTML: names in corpora may look like it.
+    """
+    escaped = [
+        [_TAG.sub("&lt;", str(cell)).replace("|", "\\|") for cell in row] for row in (header, *rows)
+    ]
     return _tabulate("pipe", escaped[0], escaped[1:], align) + "\n"
 
 

@@ -11,9 +11,9 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from fedtools.files.errors import UserError
 
@@ -65,13 +65,39 @@ def open_input(
             remedy = "name a file in this folder" if remedy is None else remedy
     elif limit is not None and status.st_size > limit:
         problem = f"{status.st_size} bytes, more than {limit}"
-    elif status.st_size < _POINTER_SIZE and os.pread(descriptor, _BLOCK, 0).startswith(_POINTER):
-        problem = "a Git LFS pointer, not the file itself"
-        remedy = "run in its repository: git lfs install && git lfs pull"
+    elif status.st_size < _POINTER_SIZE:
+        try:
+            if os.pread(descriptor, _BLOCK, 0).startswith(_POINTER):
+                problem = "a Git LFS pointer, not the file itself"
+                remedy = "run in its repository: git lfs install && git lfs pull"
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror}"
     if problem:
         os.close(descriptor)
         raise UserError(problem, path=path, remedy=remedy)
-    return os.fdopen(descriptor, "rb")
+    return BufferedReader(_Named(descriptor, path))
+
+
+class _Named(FileIO):
+    """A file that names itself in errors of reading, which otherwise are those of another file."""
+
+    def __init__(self, descriptor: int, path: str | Path):
+        super().__init__(descriptor, "rb")
+        self._path = path
+
+    def readinto(self, buffer: Any) -> int | None:
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
+
+    def readall(self) -> bytes:
+        try:
+            return super().readall()
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
 
 
 def _remedy(path: Path, error: Exception) -> str | None:

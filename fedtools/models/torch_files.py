@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,10 +50,40 @@ def load_tensors(path: Path) -> Any:
                     raise ValueError(f"a compressed archive of {size} bytes")
             file.seek(0)
             # Tensors only: a pickle could run any code.
-            return torch.load(file, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location="cpu", weights_only=True)
+            if any(one.is_nested for one in _tensors(content)):
+                raise ValueError("it holds a nested tensor")
+            return content
         except Exception as error:
             problem, remedy = _reason(file, error)
             raise UserError(f"not a file of tensors: {problem}", path=path, remedy=remedy) from None
+
+
+def _tensors(content: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in lists and mappings."""
+    if torch.is_tensor(content):
+        yield content
+    elif isinstance(content, list | tuple | Mapping):
+        for one in content.values() if isinstance(content, Mapping) else content:
+            yield from _tensors(one)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors in safetensors' format, with the metadata that transformers asks for.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), path, {"format": "pt"})
+    except SafetensorError as error:
+        # The library's error of a full disk is no OSError.
+        if not (found := re.search(r"os error (\d+)", str(error))):
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
 
 
 def _reason(file: BinaryIO, error: Exception) -> tuple[str, str]:

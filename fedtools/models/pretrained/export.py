@@ -18,6 +18,7 @@ from fedtools.files.states import save_state
 from fedtools.models.adaptation import Adapt
 from fedtools.models.adapters import Trained, merged
 from fedtools.models.pretrained.folder import PREFIXES, PREPROCESSOR, WEIGHTS, Folder
+from fedtools.models.torch_files import save_tensors
 
 HEAD = "head.safetensors"
 # Files that transformers writes for audio models, in addition to weights and configuration.
@@ -257,14 +258,12 @@ def _factors(
 
 
 def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    from safetensors.torch import save_file
-
     # safetensors refuses tied tensors, which share memory.
     own: dict[str, Any] = {
         name: value.cpu().clone().contiguous() for name, value in tensors.items()
     }
     with atomic_path(path) as temporary:
-        save_file(own, temporary, {"format": "pt"})
+        save_tensors(temporary, own)
 
 
 def _save_head(

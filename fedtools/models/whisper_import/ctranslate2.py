@@ -113,7 +113,7 @@ class _Reader:
     def __init__(self, file: BinaryIO, path: Path):
         self._file = file
         self._path = path
-        self._left = os.fstat(file.fileno()).st_size
+        self._left = self._size = os.fstat(file.fileno()).st_size
 
     def variables(self) -> dict[str, torch.Tensor]:
         """Read all variables by name, including aliases."""
@@ -134,13 +134,18 @@ class _Reader:
             if name in found:
                 self._fail(f"variable {name!r} is duplicated")
             found[name] = self._variable(name)
-        aliases = {}
+        aliases: dict[str, torch.Tensor] = {}
+        size = 0
         for _ in range(self._number("I")):
             name, of = self._text(), self._text()
             if name in found or name in aliases or of not in found:
                 self._fail(f"alias {name!r} of {of!r} is wrong")
             # An alias includes the variable's scale. safetensors refuses tensors that share memory.
             for end in ("", "_scale")[: 1 + (f"{of}_scale" in found)]:
+                size += found[f"{of}{end}"].nbytes
+                # Checked for each: a few bytes make an alias of any size.
+                if size > self._size:
+                    self._fail(f"aliases, such as {name!r}, of more bytes than the file")
                 aliases[f"{name}{end}"] = found[f"{of}{end}"].clone()
         if self._left:
             self._fail(f"{self._left} bytes after the end of the model")

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from fedtools.files.atomic import atomic_path, new_folder, write_text
+from fedtools.models.torch_files import save_tensors
 from fedtools.models.whisper_import.network import EMBEDDING, Sizes, Whisper
 from fedtools.models.whisper_import.tokens import (
     END,
@@ -40,7 +39,7 @@ def write_folder(out: Path, whisper: Whisper, tokens: Tokens, suppressed: Suppre
         write_text(folder / "tokenizer.json", tokens.text)
         with atomic_path(folder / "model.safetensors") as temporary:
             # The output layer is not written: transformers ties it to the embedding.
-            save_file(whisper.tensors, temporary, {"format": "pt"})
+            save_tensors(temporary, whisper.tensors)
 
 
 def _ids(tokens: Tokens) -> dict[str, Any]:
