@@ -255,7 +255,7 @@ def test_transcripts_in_another_case_are_warned_of(cli, world, tmp_path):
     said = begin(cli, world, tmp_path).err
     for split in ("train", "valid"):
         assert f"warning: {world / split / 'text'}: " in said
-    assert f"are unknown to {tmp_path / 'out' / 'tokens.txt'}" in said
+    assert f"{tmp_path / 'out' / 'tokens.txt'} lacks a, b, c, d, so that" in said
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """Features on disk: Kaldi's make_fbank.sh and make_mfcc.sh, for data directories with clients.
 
-Every job writes `feats.J.ark` and `feats.J.scp` (and the small tables `utt2dur.J`, `mixed.J` and
-`dropped.J`) to the ark directory; merging checks that all are complete and joins them to the data
-directory's `feats.scp`. Utterances are written client by client, so that a client's data can be
-read in one go. The bytes of a matrix depend on its audio and on the options alone, not on the
-number of jobs. A job that was killed leaves no scp, and starts again from the beginning.
+Every job writes `feats.J.ark`, `feats.J.yaml` with their kind, and `feats.J.scp` (and the small
+tables `utt2dur.J`, `mixed.J` and `dropped.J`) to the ark directory; merging checks that all are
+complete and joins them to the data directory's `feats.scp`. Utterances are written client by
+client, so that a client's data can be read in one go. The bytes of a matrix depend on its audio and
+on the options alone, not on the number of jobs. A job that was killed leaves no scp, and starts
+again from the beginning.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from fedtools.files.datadir import (
     write_table,
 )
 from fedtools.files.errors import UserError, some
+from fedtools.files.feature_kinds import FeatureConfig, kind_of, write_kind
 from fedtools.files.perturb import speed_of, volume_of
 from fedtools.files.progress import counted
 
@@ -43,25 +45,6 @@ MFCC_HIGH = -400.0
 # Kinds of features for pretrained models, and the longest input of Whisper in seconds.
 PRETRAINED = ("log_mel", "wave")
 WHISPER_SECONDS = 30
-
-
-@dataclass(frozen=True)
-class FeatureConfig:
-    """Options of feature extraction.
-
-    All others are Kaldi's defaults (25 ms Povey windows every 10 ms, pre-emphasis 0.97, from 20 Hz
-    to half the sample rate), except that there is no dither.
-
-    Attributes:
-        kind: "fbank", natural logs of mel energies; or "mfcc", as many cepstra as mel filters, as
-            in the mfcc_hires.conf of Kaldi's recipes (no energy, up to 400 Hz below half the rate);
-            or the input of pretrained models: "log_mel", see `fedtools.audio.log_mel`, or "wave",
-            the samples themselves, one per frame.
-    """
-
-    num_mel_bins: int = 80
-    sample_rate: int = 16_000
-    kind: str = "fbank"
 
 
 @dataclass
@@ -181,7 +164,7 @@ def extract_features(
     Args:
         data_dir: needs utt2spk and wav.scp; segments, utt2client, utt2speed and utt2volume are used
             if they exist.
-        ark_dir: receives feats.JOB.ark, feats.JOB.scp, utt2dur.JOB, mixed.JOB and dropped.JOB.
+        ark_dir: receives feats.JOB.ark, .yaml and .scp, utt2dur.JOB, mixed.JOB and dropped.JOB.
         config: the options of the features.
         job: number of the share, from 1 to `jobs`: consecutive utterances of `client_order`.
         jobs: number of equal shares that the data directory is cut into.
@@ -229,8 +212,9 @@ def extract_features(
                 mixed[utt] = str(channels)
             yield utt, features
 
-    kind = AUTOMATIC if compress else None
-    scp = write_ark(ark_dir / f"feats.{job}.ark", matrices(), compress=kind)
+    ark, method = ark_dir / f"feats.{job}.ark", AUTOMATIC if compress else None
+    scp = write_ark(ark, matrices(), compress=method)
+    write_kind(ark, config)
     if upsampled:
         below = f"recorded below {config.sample_rate} Hz, so their upper filters are empty"
         print(f"{data_dir}: warning: {upsampled} utterances were {below}", file=sys.stderr)
@@ -277,6 +261,7 @@ def merge_features(
         remedy = f"see {ark_dir}/dropped.*, mend the audio or raise --max-drop"
         raise UserError(f"{extraction}: over {max_drop:.1%}", path=data_dir, remedy=remedy)
     frames = _frames(scp)
+    kind_of(scp, ark_dir)
     clients = set(data.utt2client.values())
     data = data.restrict(scp)
     if lost := byte_order(clients - set(data.utt2client.values())):

@@ -16,8 +16,10 @@ import numpy as np
 
 from fedtools.audio.features import client_order
 from fedtools.files.ark import FRAMES_PER_HOUR, FeatureReader, write_ark
+from fedtools.files.atomic import sha256
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
+from fedtools.files.feature_kinds import check_same, kind_beside, kind_of, write_kind
 from fedtools.files.progress import counted
 from fedtools.files.sections import Ivectors
 from fedtools.files.seeds import seed64
@@ -61,7 +63,9 @@ class _Frames:
 
 
 def train_ivectors(data_dir: str | Path, out: Path, sizes: Sizes) -> tuple[float, float]:
-    """Train a background model and an extractor on features; write OUT/ivectors.safetensors.
+    """Train a background model and an extractor on features.
+
+    Writes OUT/ivectors.safetensors, and beside it the kind of the features.
 
     Each utterance has an i-vector of its own.
 
@@ -80,6 +84,7 @@ def train_ivectors(data_dir: str | Path, out: Path, sizes: Sizes) -> tuple[float
     extractor, history = train_extractor(ubm, sets, sizes.dimension, seed=sizes.seed)
     out.mkdir(parents=True, exist_ok=True)
     extractor.save(out / FILE)
+    write_kind(out / FILE, kind_of(data.feats_scp, data.path / "feats.scp"))
     return ubm_history[-1], history[-1]
 
 
@@ -123,12 +128,15 @@ def append_ivectors(
         every: frames between two online i-vectors.
 
     Raises:
-        UserError: if the features have another dimension, or a directory would be overwritten.
+        UserError: if the features have another dimension or kind than the extractor's, or a
+            directory would be overwritten.
     """
     data, out, ark = DataDir.read(data_dir), Path(out_dir), Path(ark_dir) / "feats.ark"
     if out.exists() and out.samefile(data.path):
         raise UserError("would be overwritten", path=out, remedy="name another directory")
     extractor = IvectorExtractor.load(extractor_dir / FILE)
+    kind = kind_of(data.feats_scp, table := data.path / "feats.scp")
+    check_same(kind, kind_beside(extractor_dir / FILE), f"the extractor in {extractor_dir}", table)
     reader, groups = _reader(data, extractor), _groups(data, per)
     order = counted(client_order(data), "i-vectors", "utterances")
     if online:
@@ -136,6 +144,7 @@ def append_ivectors(
     else:
         matrices = _whole(groups, order, reader, extractor)
     scp = write_ark(ark, matrices)
+    write_kind(ark, kind and replace(kind, ivectors=sha256(extractor_dir / FILE)))
     result = replace(data, path=out, feats_scp={utt: scp[utt] for utt in data.utterances})
     result.write(remove_others=True)
     return result

@@ -31,8 +31,10 @@ from fedtools.methods import make_method
 from fedtools.methods.base import Method
 from fedtools.models.adaptation import BASE, has_base
 from fedtools.tasks import facts_of
+from fedtools.tasks.alike import check_splits, check_start
 from fedtools.tasks.base import NewExperiment, State, task_of
 from fedtools.tasks.facts import Facts
+from fedtools.tasks.identity import KIND
 
 # The state at the start of round 1.
 FIRST = "round_0001/global.safetensors"
@@ -110,6 +112,9 @@ def init(
         split: facts.identity(folder, split != "train" or reads_labels)
         for split, folder in folders.items()
     }
+    check_splits(identities, folders)
+    if start:
+        check_start(Path(start), identities["train"].get(KIND), files, folders["train"])
     try:
         made.check(options.task, facts.parts, options.model)
     except ValueError as error:
@@ -125,7 +130,7 @@ def init(
     make_private(path)
     with lock(path, "rounds"):
         freeze(path / "config.yaml", vars(options))
-        freeze(path / "data.yaml", identities, "other data")
+        _freeze_data(path / "data.yaml", identities)
         if not begun:
             _write(path, files, clients, states)
             _close(path, files, facts, made)
@@ -139,6 +144,17 @@ def _begin(facts: Facts, new: NewExperiment[Method], seed: int) -> tuple[State, 
 
         torch.manual_seed(seed64(seed, "init"))
     return task_of(facts).begin(new)
+
+
+def _freeze_data(path: Path, sums: Mapping[str, Mapping[str, str]]) -> None:
+    """Freeze the sums of the data; experiments of earlier versions do not know their `KIND`."""
+    begun = read_yaml(path) if path.exists() else {}
+    old = {split for split, one in begun.items() if KIND not in one}
+    kept = {
+        split: {name: one for name, one in found.items() if name != KIND or split not in old}
+        for split, found in sums.items()
+    }
+    freeze(path, kept, "other data")
 
 
 def _write(

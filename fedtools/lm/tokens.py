@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedtools.files.datadir import read_transcripts
-from fedtools.files.errors import UserError
+from fedtools.files.errors import UserError, some
 from fedtools.files.symbols import (
     BLANK,
     BPE,
@@ -22,23 +22,18 @@ from fedtools.files.symbols import (
     TOKENS,
     UNKNOWN,
     WORD,
+    characters_of,
     is_unknown,
     nfc,
     pieces_of,
     read_tokens,
-    warn_of_unknown,
     words_of,
     write_tokens,
 )
 
-if TYPE_CHECKING:
-    from fedtools.lm.whisper_tokens import WhisperTokens
-
 WORD_START = "▁"  # SentencePiece's mark in front of the first piece of a word
 # SentencePiece leaves out longer lines silently (its default is 4192 bytes).
 _LONGEST_LINE = 1 << 24
-# The most transcripts that are spelled to check tokens.
-_SPELLED = 500
 
 
 class Tokenizer:
@@ -129,18 +124,27 @@ class Tokenizer:
         return nfc(" ".join(text.split()))
 
 
-def warn_of_unspelled(tokenizer: Tokenizer | WhisperTokens, path: Path, folder: str | Path) -> None:
-    """Warn on stderr if the tokens cannot spell a good part of a sample of transcripts.
+def warn_of_unspelled(tokenizer: Tokenizer, path: Path, folder: str | Path) -> None:
+    """Warn on stderr of what the tokens cannot spell in transcripts, however rare it is.
 
     Args:
         path: a Kaldi `text`; without it there is no warning.
         folder: of the tokens.
     """
-    texts = list(read_transcripts(path).values()) if path.exists() else []
-    some = texts[:: len(texts) // _SPELLED + 1]
-    spelled = [token for words in some for token in tokenizer.encode(words)]
-    unknown = spelled.count(tokenizer.unknown)
-    warn_of_unknown(unknown, len(spelled), path, Path(folder) / TOKENS, "tokens")
+    texts = read_transcripts(path).values() if path.exists() else ()
+    counts = Counter(word for text in texts for word in words_of(text) if word != UNKNOWN)
+    lost = [word for word in counts if UNKNOWN in tokenizer.split(word)]
+    if not lost:
+        return
+    letters = sorted({letter for word in lost for letter in characters_of(word)})
+    missing = [letter for letter in letters if UNKNOWN in tokenizer.split(letter)]
+    # Words that are tokens have no letters of their own.
+    lacking = missing if tokenizer.token_type != WORD and missing else lost
+    unknown, total = sum(counts[word] for word in lost), counts.total()
+    share = f"{unknown} of {total} words ({100 * unknown / total:.2g} %)"
+    problem = f"{Path(folder) / TOKENS} lacks {some(lacking)}, so that {share} become {UNKNOWN}"
+    remedy = "train tokens on a text that has them, or write both texts in the same case"
+    print(f"warning: {path}: {problem}; {remedy}", file=sys.stderr)
 
 
 def train_tokens(

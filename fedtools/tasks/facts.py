@@ -13,6 +13,7 @@ from fedtools.files.errors import Missing, UserError
 from fedtools.files.experiment import Experiment
 from fedtools.methods.base import TaskPart
 from fedtools.tasks import facts_of
+from fedtools.tasks.identity import KIND
 
 # (the section `model`, the section `training`, where they were read from) -> options.
 FrozenTraining = Callable[[Mapping[str, Any], Mapping[str, Any], str | Path], Mapping[str, Any]]
@@ -123,10 +124,10 @@ def data_of(experiment: Experiment, split: str, may_lack: bool = False) -> Path:
             return folder
         raise
     known = read_yaml(experiment.path / "data.yaml").get(split)
-    if found != known:
-        known = known if isinstance(known, dict) else {}
-        names = sorted(found.keys() | known.keys())
-        differing = [name for name in names if found.get(name) != known.get(name)]
+    known = known if isinstance(known, dict) else {}
+    # The kind of features may have become known, or lost, since the experiment began.
+    names = sorted((found.keys() | known.keys()) - ({KIND} - (found.keys() & known.keys())))
+    if differing := [name for name in names if found.get(name) != known.get(name)]:
         problem = f"not the {', '.join(differing)} that {experiment.path} began with"
         remedy = "restore the data, or begin another experiment"
         raise UserError(problem, path=folder, remedy=remedy)

@@ -14,12 +14,15 @@ from pathlib import Path
 from fedtools.files.atomic import sha256
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import Missing, UserError
+from fedtools.files.feature_kinds import kind_of
 
+# The kind of features among the sums: see `fedtools.files.feature_kinds`.
+KIND = "features"
 _ARCHIVES, _BLOCKS, _BLOCK_BYTES = 256, 64, 4096
 
 
 def of_utterances(folder: Path, labels: bool) -> dict[str, str]:
-    """Return sums of a data directory with features.
+    """Return sums of a data directory with features, and their `KIND` if it is known.
 
     Args:
         labels: whether training reads `text`.
@@ -31,7 +34,9 @@ def of_utterances(folder: Path, labels: bool) -> dict[str, str]:
         elif name == "text":
             remedy = "add it: training and measuring read transcripts"
             raise UserError("missing", path=folder / name, remedy=remedy)
-    return {**found, "feats.scp": _features(folder)}
+    places = DataDir.read(folder, "feats.scp").feats_scp
+    kind = kind_of(places, folder / "feats.scp")
+    return {**found, "feats.scp": _archives(places)} | ({KIND: str(kind)} if kind else {})
 
 
 def of_clips(folder: Path, labels: bool) -> dict[str, str]:
@@ -54,10 +59,6 @@ def of_rescored(folder: Path, labels: bool) -> dict[str, str]:
         if (folder / name).is_file():
             found[name] = _archives(read_table(folder / name))
     return found
-
-
-def _features(folder: Path) -> str:
-    return _archives(DataDir.read(folder, "feats.scp").feats_scp)
 
 
 def _archives(table: Mapping[str, str]) -> str:

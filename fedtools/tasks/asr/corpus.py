@@ -11,6 +11,7 @@ from pathlib import Path
 from fedtools.files.config import read_yaml
 from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import UserError
+from fedtools.files.feature_kinds import kind_of
 from fedtools.files.frozen import place_of
 from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED
@@ -20,6 +21,7 @@ from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method
 from fedtools.server.shares import taken_of
+from fedtools.tasks.alike import check_kind_of
 from fedtools.tasks.asr.aligned import without_unaligned, zeros_of
 from fedtools.tasks.asr.data import Utterances, read_data
 from fedtools.tasks.asr.frozen import keep_hidden
@@ -69,7 +71,10 @@ class Corpus:
 
     def read_folder(self, path: str | Path, *tables: str, may_lack: bool = False) -> DataDir:
         """Read any data directory whose features fit the models, see `read_data`."""
-        return read_data(path, self._experiment.options.model, *tables, may_lack=may_lack)
+        data = read_data(path, self._experiment.options.model, *tables, may_lack=may_lack)
+        kind = kind_of(data.feats_scp, data.path / "feats.scp")
+        check_kind_of(kind, self._experiment, data.path)
+        return data
 
     def utterances(self, split: str, client: str, may_lack: bool = False) -> Utterances:
         """Return the utterances of one client (or of `ALL`) in a split.

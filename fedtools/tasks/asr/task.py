@@ -96,9 +96,10 @@ class AsrTask(Task[Method]):
             if split != "train":
                 check_words(folder)
             if split != "train" or training.reads_transcripts:
-                warn_of_unspelled(tokenizer, folder / "text", new.assets["tokens"])
                 if isinstance(tokenizer, WhisperTokens):
                     check_transcripts(folder / "text", tokenizer, model)
+                else:
+                    warn_of_unspelled(tokenizer, folder / "text", new.assets["tokens"])
             if split != "train" or training.labels == "transcripts":
                 data = read_data(folder, options.model, "text")
                 report_unaligned(data, model, tokenizer, training, split == "train")

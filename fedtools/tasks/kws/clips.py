@@ -129,6 +129,15 @@ class ClipFeatures:
         return made
 
 
+def check_samples(clips: Clips, samples: int, of_what: str) -> None:
+    """Raise a `UserError` unless clips have a number of samples, that of those `of_what`."""
+    if clips.samples != samples:
+        there, wanted = clips.samples / RATE, samples / RATE
+        remedy = f"pack them with --clip-seconds {wanted:g}"
+        problem = f"clips of {there:g} s, those of {of_what} have {wanted:g} s"
+        raise UserError(problem, path=clips.path, remedy=remedy)
+
+
 class ClipCorpus:
     """The clips of an experiment's splits, and of other folders.
 
@@ -189,11 +198,7 @@ class ClipCorpus:
     def read_clips(self, folder: Path) -> Clips:
         """Read clips of any classes; raise a `UserError` if they lack the experiment's length."""
         clips = Clips.read(folder)
-        if clips.samples != self._samples:
-            there, wanted = clips.samples / RATE, self._samples / RATE
-            remedy = f"pack them with --clip-seconds {wanted:g}"
-            problem = f"clips of {there:g} s, the experiment's have {wanted:g} s"
-            raise UserError(problem, path=folder, remedy=remedy)
+        check_samples(clips, self._samples, "the experiment")
         return clips
 
     def plain(self, split: str, rows: slice) -> Tensor:

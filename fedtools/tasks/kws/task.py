@@ -34,7 +34,7 @@ from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as
 from fedtools.tasks.begin import begin_with, report_trained, split_base
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.frozen import options_of
-from fedtools.tasks.kws.clips import ClipCorpus
+from fedtools.tasks.kws.clips import ClipCorpus, check_samples
 from fedtools.tasks.kws.frozen import AboveFrozen, check_frozen, open_outputs
 from fedtools.tasks.kws.memory import keep_freed_memory
 from fedtools.tasks.kws.model import KwsModels, cross_entropy, tensors_of
@@ -87,6 +87,8 @@ class KwsTask(Task[Method]):
         training = from_mapping(ClipTraining, options.training, f"{where}: training")
         classes = len(read_classes(new.data["train"] / "classes.txt"))
         samples = read_length(new.data["train"])
+        for folder in new.data.values():
+            check_like(Clips.read(folder), new.data["train"])
         new, base = split_base(new)
         described = options.model, classes, f"{where}: model"
         network = build_network(*described, frames=frames_of(samples), base=base)
@@ -252,6 +254,15 @@ class KwsTask(Task[Method]):
 
         trained = set(self.experiment.clients)
         return Indicator(inputs, lambda model, given: model(given), set(clips.clients), trained)
+
+
+def check_like(clips: Clips, train: Path) -> None:
+    """Raise a `UserError` unless clips have the classes and the length of those to train on."""
+    if clips.classes != read_classes(train / "classes.txt"):
+        remedy = f"pack the clips again with --classes {train / 'classes.txt'}"
+        problem = "not the classes of the training data"
+        raise UserError(problem, path=clips.path / "classes.txt", remedy=remedy)
+    check_samples(clips, read_length(train), "the training data")
 
 
 def check_clips(network: nn.Module, config: Mapping[str, object], samples: int, path: Path) -> None:
