@@ -248,7 +248,7 @@ def test_a_damaged_configuration_is_told_in_one_line(trained, cli):
         cli("train-local", trained).fails(1, said)
         (trained / "sha256sums").write_text(kept)
 
-    frozen = set(whole) - {"start", "classes.txt"}
+    frozen = set(whole) - {"start", "classes.txt", "defaults"}
     assert len(frozen) == 14
     for name in sorted(frozen):
         rest = {key: whole[key] for key in whole if key != name}

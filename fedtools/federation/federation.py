@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedtools.federation.code import check_code
 from fedtools.federation.states import States
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
@@ -55,6 +56,7 @@ class Federation:
         self.facts = facts_of(options.task, self.where)
         self.method = make_method(options.method, options.method_conf, self.where)
         self.task = task_of(self.facts)(self.experiment, self.method, device)
+        check_code(self.experiment, self.method, type(self.task))
         self._groups: dict[str, list[str]] = {}
 
     @cached_property

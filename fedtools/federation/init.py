@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedtools.federation.code import CODE, defaults_of, kinds_of, own_files, write_code
 from fedtools.files.atomic import atomic_path, sha256
 from fedtools.files.config import (
     freeze,
@@ -26,10 +29,12 @@ from fedtools.files.private import make_private
 from fedtools.files.provenance import record
 from fedtools.files.sections import SECTIONS
 from fedtools.files.seeds import seed64
-from fedtools.files.states import save_state
+from fedtools.files.states import row_bytes, save_state, spec_of
+from fedtools.files.tables import size_text
 from fedtools.methods import make_method
-from fedtools.methods.base import Method
+from fedtools.methods.base import SHARED, Method
 from fedtools.models.adaptation import BASE, has_base
+from fedtools.server.sample import draw
 from fedtools.tasks import facts_of
 from fedtools.tasks.alike import check_splits, check_start
 from fedtools.tasks.base import NewExperiment, State, task_of
@@ -39,7 +44,7 @@ from fedtools.tasks.identity import KIND
 # The state at the start of round 1.
 FIRST = "round_0001/global.safetensors"
 # Options that are set by the command line or the data.
-_NOT_IN_CONFIG = ("method", "seed", "start", "data", "clients")
+_NOT_IN_CONFIG = ("method", "seed", "start", "data", "clients", "defaults")
 # Other sections of recipe files: variants of the options, and options of other commands.
 _SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", *SECTIONS)
 _SECTIONS += ("decode", "a1", "a2", "updates", "features", "nnlm", "tuning", "sweeps", "grid")
@@ -55,7 +60,7 @@ def init(
     assets: Mapping[str, str] | None = None,
     start: str | Path | None = None,
     seed: int = 0,
-) -> None:
+) -> str:
     """Create an experiment: freeze its configuration and write the first round's shared tensors.
 
     Args:
@@ -68,6 +73,9 @@ def init(
         assets: name -> folder; for "asr", "tokens" is a folder of `fedtools train-tokens`.
         start: a full initial model; None draws one from `seed`.
         seed: the random seed of the experiment.
+
+    Returns:
+        a line on its size, or "" if it had begun already.
 
     Raises:
         UserError: for bad options, or if the folder was created with other ones.
@@ -94,14 +102,7 @@ def init(
     elif BASE in files and not has_base(options.model):
         raise UserError("asset base needs a model with adapt", path=where)
     made = make_method(method, options.method_conf, where)
-    # Read for every method, since this also checks the data.
-    clients = byte_order(
-        check_id(name, "client", data["train"]) for name in facts.clients(folders["train"])
-    )
-    clients = clients if made.federated else []
-    if made.federated and not clients:
-        remedy = "add utt2client to it, or take --method centralized"
-        raise UserError("the data have no clients", path=folders["train"], remedy=remedy)
+    clients = _clients_of(facts, folders["train"], made)
     known: dict[str, Any] = {"clients": len(clients), "rounds": made.rounds or options.rounds}
     known["model"] = facts.frozen_model(options.model)
     known["training"] = facts.frozen_training(options.model, options.training, where)
@@ -121,20 +122,58 @@ def init(
         raise UserError(str(error), path=where) from None
     begun = (path / FIRST).exists() and (path / "sha256sums").exists()
     states: tuple[State, State] = ({}, {})
+    own: dict[str, Path] = {}
     if not begun:
         # Before anything is frozen, so that a failure to create the model leaves no files.
         start_from = Path(start) if start else None
         new = NewExperiment(options, made, folders, others, start_from, where)
         states = _begin(facts, new, seed)
+        kinds = kinds_of(options, made, task_of(facts))
+        own = own_files(kinds.values(), task_of(facts))
+        options = replace(options, defaults=defaults_of(options, kinds))
     # What clients send, and what is measured on their data, is nobody else's to read.
     make_private(path)
     with lock(path, "rounds"):
-        freeze(path / "config.yaml", vars(options))
+        _freeze_options(path / "config.yaml", options, begun)
         _freeze_data(path / "data.yaml", identities)
         if not begun:
             _write(path, files, clients, states)
+            record(path, own.values())
+            write_code(path, own)
             _close(path, files, facts, made)
         Experiment(path).check_frozen()
+    return "" if begun else _size_of(Experiment(path), made, *states)
+
+
+def _size_of(experiment: Experiment, method: Method, whole: State, sent: State) -> str:
+    """Return the clients, values and bytes of a new experiment's first round, on one line."""
+    phase, size = method.phase(1), row_bytes(spec_of(sent))
+    values, shared = (
+        sum(math.prod(one.shape) for one in state.values()) for state in (whole, sent)
+    )
+    found = [f"a model of {values:,} values, of which the server sends {shared:,}"]
+    if total := experiment.options.clients:
+        taken = len(draw(experiment, 1, phase))
+        found.insert(0, f"{total} clients, {taken} in round 1")
+        back = ", and as much comes back" * (phase.sends == SHARED)
+        found.append(
+            f"{size_text(size)} to each client, {size_text(taken * size)} in a round{back}"
+        )
+    return f"{experiment.path}: {'; '.join(found)}"
+
+
+def _clients_of(facts: Facts, train: Path, method: Method) -> list[str]:
+    """Return the clients, in C order; raise a `UserError` if the method needs some.
+
+    They are read for every method, since this also checks the data.
+    """
+    clients = byte_order(check_id(name, "client", train) for name in facts.clients(train))
+    if not method.federated:
+        return []
+    if not clients:
+        remedy = "add utt2client to it, or take --method centralized"
+        raise UserError("the data have no clients", path=train, remedy=remedy)
+    return clients
 
 
 def _begin(facts: Facts, new: NewExperiment[Method], seed: int) -> tuple[State, State]:
@@ -157,6 +196,22 @@ def _freeze_data(path: Path, sums: Mapping[str, Mapping[str, str]]) -> None:
     freeze(path, kept, "other data")
 
 
+def _freeze_options(path: Path, options: Options, begun: bool) -> None:
+    """Freeze the options.
+
+    Args:
+        begun: whether the file has the defaults; what they are now is compared when the experiment
+            is opened. In an experiment of an earlier version it has none.
+    """
+    frozen = dict(vars(options))
+    if begun and path.exists():
+        frozen["defaults"] = read_yaml(path).get("defaults")
+    freeze(
+        path,
+        {name: value for name, value in frozen.items() if value is not None or name != "defaults"},
+    )
+
+
 def _write(
     path: Path, files: Mapping[str, Path], clients: Sequence[str], states: tuple[State, State]
 ) -> None:
@@ -164,7 +219,6 @@ def _write(
 
     A file that was removed is written again, and must then be the same.
     """
-    record(path)
     for name, file in files.items():
         with atomic_path(path / name) as temporary:
             shutil.copyfile(file, temporary)
@@ -181,6 +235,7 @@ def _close(path: Path, files: Iterable[str], facts: Facts, made: Method) -> None
     if (path / "sha256sums").exists():
         return
     names = ["config.yaml", "data.yaml", "clients.txt", *files]
+    names += [CODE] if (path / CODE).exists() else []
     names += ["init.safetensors", FIRST, *task_of(facts).keep_own(path, made)]
     write_sums(path / "sha256sums", {name: path / name for name in names})
 

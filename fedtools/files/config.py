@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import difflib
 import functools
+import inspect
 import re
 import typing
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -348,6 +349,29 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
         if len(named) != 1:
             raise UserError(str(error), path=where) from None
         raise option_error(str(error), where, named[0], options[named[0]]) from None
+
+
+def declared(kind: type) -> dict[str, Any]:
+    """Return the defaults of a class's options by name; `dataclasses.MISSING` for none.
+
+    Fields whose metadata name what they are `set_by` are no options.
+
+    Args:
+        kind: a dataclass, or a class with options as arguments, such as ESPnet's.
+    """
+    if not dataclasses.is_dataclass(kind):
+        empty, arguments = inspect.Parameter.empty, inspect.signature(kind).parameters.values()
+        return {
+            one.name: dataclasses.MISSING if one.default is empty else one.default
+            for one in arguments
+        }
+    return {
+        one.name: one.default
+        if one.default_factory is dataclasses.MISSING
+        else one.default_factory()
+        for one in dataclasses.fields(kind)
+        if "set_by" not in one.metadata
+    }
 
 
 def read_section(

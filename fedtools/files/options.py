@@ -28,14 +28,19 @@ class Options:
 
     Attributes:
         method: a name in `fedtools.methods.METHODS`.
-        task: a name in `fedtools.tasks.TASKS`.
-        clients_per_round: a number, a share as a float, or None for all.
+        task: asr, kws, lm, rescore, or one in $FEDTOOLS_PATH.
+        method_conf: options of the method.
+        clients_per_round: a number, a share such as 0.1, or null for all.
+        sampling: "fixed", this number of clients in each round; or "poisson", each client takes
+            part by a draw of its own, so that the number varies.
         rounds: default number of rounds.
         average: number of best rounds whose models are averaged.
         evaluate_every: interval, in rounds, between evaluations.
         keep_updates: whether to keep updates after a round is complete.
+        model, training: options of the task's model, and of its training.
         start: the SHA-256 of the initial model; None draws one from `seed`.
         data: split -> data directory.
+        defaults: the options that were not given, see `fedtools.federation.code`.
         clients: number of clients; 0 without a federation.
     """
 
@@ -54,6 +59,7 @@ class Options:
     start: str | None = None
     data: dict[str, str]
     clients: Natural = 0
+    defaults: Section = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         value, total = self.clients_per_round, self.clients
@@ -71,7 +77,9 @@ NAMES = tuple(field.name for field in fields(Options))
 
 
 def read_frozen(path: Path) -> Options:
-    """Read the options that `fedtools init` has frozen; all must be there, without defaults.
+    """Read the options that `fedtools init` has frozen; all must be there.
+
+    Experiments of earlier versions have no `defaults`.
 
     Raises:
         UserError: if an option is missing, unknown or of the wrong type.
@@ -79,6 +87,6 @@ def read_frozen(path: Path) -> Options:
     found = read_yaml(path)
     options = from_mapping(Options, found, path)
     for name in NAMES:
-        if name not in found and name != "start":
+        if name not in found and name not in ("start", "defaults"):
             raise UserError(f"option {name!r} is missing", path=path)
     return options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import unquote
 
 from fedtools import __version__
 from fedtools.files.config import read_yaml, write_yaml
@@ -20,13 +22,35 @@ PACKAGES = ("torch", "espnet")
 _REPORTS = ":(exclude,top,glob)egs/*/*/RESULTS*"
 
 
-def record(folder: Path) -> None:
-    """Write the commit of this code and the versions of its dependencies."""
+def record(folder: Path, own: Iterable[Path] = ()) -> None:
+    """Write the commit of this code and the versions of its dependencies.
+
+    Args:
+        own: files of the user's own code; the versions of the packages that installed them, if pip
+            did, are written, too.
+    """
     here = Path(__file__)
     # An installed copy may lie in a checkout of other code.
     tracked = _git(here.parent, "ls-files", "--error-unmatch", here.name) is not None
     git = git_hash(here.parent, _REPORTS) if tracked else "unknown"
-    write_yaml(folder / RECORD, {"git": git, **software()})
+    write_yaml(folder / RECORD, {"git": git, **software(), **_packages_of(own)})
+
+
+def _packages_of(files: Iterable[Path]) -> dict[str, str]:
+    """Return name -> version of the packages that pip installed some files from."""
+    paths, found = [file.resolve() for file in files], dict[str, str]()
+    for one in metadata.distributions() if paths else ():
+        # As long as torch's, a list of files is searched faster than it is parsed.
+        home, listed = Path(str(one.locate_file(""))).resolve(), one.read_text("RECORD") or ""
+        source = json.loads(one.read_text("direct_url.json") or "{}")
+        # What is installed with --editable stays where it is.
+        where = unquote(str(source.get("url", "")).removeprefix("file://"))
+        linked = where if source.get("dir_info", {}).get("editable") else None
+        for path in paths:
+            inside = path.is_relative_to(home) and f"\n{path.relative_to(home)}," in f"\n{listed}"
+            if inside or (linked and path.is_relative_to(linked)):
+                found[one.metadata["Name"]] = one.version
+    return dict(sorted(found.items()))
 
 
 def records(folders: Iterable[Path]) -> str:

@@ -7,6 +7,7 @@ last part of the package's name: `$FEDTOOLS_PATH/methods/mine.py` is `fedtools.m
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import pkgutil
@@ -26,21 +27,27 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _OWN = "FEDTOOLS_PATH"
 
 
+def own_folders() -> list[Path]:
+    """Return the folders of $FEDTOOLS_PATH, without links."""
+    folders = os.environ.get(_OWN, "").split(os.pathsep)
+    return [Path(os.path.realpath(folder)) for folder in folders if folder]
+
+
 class Registry(Generic[T]):
     """The objects that a package's modules register; modules are imported when they are needed.
 
     Args:
         package: the package's name; the registry is made while that package is imported.
         what: the kind of object, for messages: "method".
+        check: returns what an object lacks, or "".
     """
 
-    def __init__(self, package: str, what: str):
-        self._package, self._what = package, what
+    def __init__(self, package: str, what: str, check: Callable[[T], str] = lambda found: ""):
+        self._package, self._what, self._check = package, what, check
         self._found: dict[str, T] = {}
         self._modules: dict[str, str] = {}
-        folders = os.environ.get(_OWN, "").split(os.pathsep)
         last = package.rpartition(".")[2]
-        own = [str(Path(os.path.realpath(folder)) / last) for folder in folders if folder]
+        own = [str(folder / last) for folder in own_folders()]
         sys.modules[package].__path__.extend(dict.fromkeys(own))
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -51,6 +58,10 @@ class Registry(Generic[T]):
             if known != module:
                 problem = f"registers the {self._what} {name!r}, as does {_file_of(known)}"
                 remedy = "choose another name"
+                raise UserError(problem, path=_file_of(module), remedy=remedy)
+            if lacks := self._check(registered):
+                remedy = f"see 'A {self._what}' in CONTRIBUTING.md"
+                problem = f"the {self._what} {name!r} {lacks}"
                 raise UserError(problem, path=_file_of(module), remedy=remedy)
             self._found[name], self._modules[name] = registered, module
             return registered
@@ -118,12 +129,25 @@ class Registry(Generic[T]):
             # The package's own files can fail only for missing packages, which the caller reports.
             if Path(path).is_relative_to(_PACKAGE):
                 raise
-            lines = [one.lineno for one in traceback.extract_tb(error.__traceback__)
-                     if one.filename == path]  # fmt: skip
-            last = lines[-1] if lines else None
-            line = error.lineno if isinstance(error, SyntaxError) else last
+            line = error.lineno if isinstance(error, SyntaxError) else line_in(error, path)
             problem = f"cannot be imported: {type(error).__name__}: {error}"
             raise UserError(problem, path=path, line=line) from None
+
+
+def undeclared(kind: type) -> str:
+    """Return what a class of options lacks if some of its own are not those of a dataclass."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    for name, hint in vars(kind).get("__annotations__", {}).items():
+        if name not in known and "ClassVar" not in str(hint):
+            return f"has an option {name!r}, but is no dataclass: @dataclass(frozen=True)"
+    return ""
+
+
+def line_in(error: BaseException, path: str | Path) -> int | None:
+    """Return the last line of a file in the traceback of an error; None if it has none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return lines[-1] if lines else None
 
 
 def _file_of(module: str) -> str:

@@ -179,3 +179,13 @@ def _tabulate(
     sides = [names[letter] for letter in align or "l" + "r" * (len(header) - 1)]
     cells = [list(map(str, row)) for row in rows]
     return tabulate.tabulate(cells, header, form, colalign=sides, disable_numparse=True)
+
+
+def size_text(size: float) -> str:
+    """Format bytes in the largest decimal unit with a digit before the point; a dash for none."""
+    if not size:
+        return "-"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.2f} {unit}"
+    return f"{size:.0f} B"

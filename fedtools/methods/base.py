@@ -91,6 +91,7 @@ class Method:
         needs: the parts that a task must have.
         federated: whether clients train; some tables show other methods separately.
         combines: the supported ways to combine client adapters, see `Adapt.combine`.
+        sections: option -> the class of its own options, where it is a section of them.
         local_epochs: epochs per client and round. In keyword spotting, where every batch is full,
             an epoch has as many batches as hold all clips, and the ledger reports its length.
         local_steps: gradient steps per client and round, instead of epochs, if not 0 (clips only).
@@ -125,6 +126,7 @@ class Method:
     needs: ClassVar[tuple[TaskPart, ...]] = (MODEL,)
     federated: ClassVar[bool] = True
     combines: ClassVar[tuple[str, ...]] = ("mean", "fixed_a")
+    sections: ClassVar[Mapping[str, type]] = {}
 
     local_epochs: Positive = 1
     local_steps: Natural = 0

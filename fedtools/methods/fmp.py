@@ -266,6 +266,7 @@ class FMP(Method, Adaptation, Weights):
     title: ClassVar[str] = "FMP"
     rank: ClassVar[int] = 20
     needs: ClassVar[tuple[TaskPart, ...]] = (COUNTS,)
+    sections: ClassVar[Mapping[str, type]] = {"privacy": Privacy}
 
     sends: Literal["auto", "cumulative", "increments"] = "auto"
     groups: Literal["even", "clock"] = "even"

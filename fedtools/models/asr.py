@@ -282,6 +282,21 @@ def longest_input(model: nn.Module) -> int | None:
     return getattr(model.encoder, "longest", None)
 
 
+def encoder_kinds(config: Mapping[str, Any]) -> dict[str, type]:
+    """Return the classes of a model's encoder, normalisation and SpecAugment by their sections."""
+    keys = [key for key in ("encoder", *_OPTIONAL) if key == "encoder" or config.get(key)]
+    return {f"model.{key}_conf": _kind_of(config, key) for key in keys}
+
+
+def _kind_of(config: Mapping[str, Any], key: str) -> type:
+    """Return the class that `config[key]` names, or the default one."""
+    module, _, attribute = _CLASSES[key][config.get(key) or next(iter(_CLASSES[key]))].partition(
+        ":"
+    )
+    found: type = getattr(importlib.import_module(module), attribute)
+    return found
+
+
 def _make(config: Mapping, key: str, where: str, **given):
     """Build the class named `config[key]` from `given` and `config[key + "_conf"]`."""
     registry = _CLASSES[key]
@@ -290,8 +305,7 @@ def _make(config: Mapping, key: str, where: str, **given):
         return None
     if not isinstance(name, str) or name not in registry:
         raise option_error(f"{key}: {unknown(name, registry)}", where, key, name)
-    module, _, attribute = registry[name].partition(":")
-    kind = getattr(importlib.import_module(module), attribute)
+    kind = _kind_of({key: name}, key)
     arguments = config.get(f"{key}_conf") or {}
     if not isinstance(arguments, Mapping):
         problem = f"{key}_conf is {arguments!r}, not a mapping of options"

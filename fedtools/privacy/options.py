@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from fedtools.files.config import AboveZero
@@ -51,7 +51,9 @@ class Privacy:
     epsilon: AboveZero = 1.0
     unit: Literal["word", "utterance", "user"] = UTTERANCE
     cap: AboveZero = 20.0
-    release: Literal["increments", "cumulative"] = INCREMENTS
+    release: Literal["increments", "cumulative"] = field(
+        default=INCREMENTS, metadata={"set_by": "method_conf.sends"}
+    )
     trust: Literal["server", "client"] = SERVER
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
 from fedtools.files.messages import COLLAPSED, COLLAPSED_FROM, COUNTED
 from fedtools.files.tables import count, format_table, number, read_tsv
+from fedtools.files.tables import size_text as size_text
 from fedtools.files.text_files import stream_lines
 from fedtools.files.units import Unit
 from fedtools.methods import METHODS
@@ -300,16 +301,6 @@ def cost_table(experiment: Experiment) -> str:
         for client, values in [*sums.items(), ("total", total)]
     ]
     return format_table(header, [["server", *r[1:]] if r[0] == SERVER_ROW else r for r in rows])
-
-
-def size_text(size: float) -> str:
-    """Format bytes in the largest decimal unit with a digit before the point; a dash for none."""
-    if not size:
-        return "-"
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.2f} {unit}"
-    return f"{size:.0f} B"
 
 
 def epochs_text(epochs: float) -> str:

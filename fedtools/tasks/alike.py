@@ -36,7 +36,7 @@ def check_splits(sums: Mapping[str, Mapping[str, str]], folders: Mapping[str, Pa
     known = {split: one[KIND] for split, one in sums.items() if KIND in one}
     for split, kind in known.items():
         first = next(iter(known))
-        check_same(kind, known[first], folders[first], folders[split] / "feats.scp")
+        check_same(kind, known[first], str(folders[first]), folders[split] / "feats.scp")
     if known and (others := [split for split in sums if split not in known]):
         files = "no feats.*.yaml beside its archives, so that the kind of features is not compared"
         print(f"warning: {some(others)}: {files}", file=sys.stderr)

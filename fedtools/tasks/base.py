@@ -187,6 +187,15 @@ class Task(ABC, Generic[By]):
         """
 
     @staticmethod
+    def kinds(options: Options) -> dict[str, type]:
+        """Return the classes whose fields or arguments are options of the task.
+
+        Returns:
+            the name of a section, such as "training" or "model.network_conf" -> its class.
+        """
+        return {}
+
+    @staticmethod
     def keep_own(path: Path, method: By) -> list[str]:
         """Write the initial files that this task alone needs, and return their names."""
         return []

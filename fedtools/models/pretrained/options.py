@@ -26,6 +26,7 @@ class Pretrained:
     """Options of the section `model: {network: hf, ...}`.
 
     Attributes:
+        network: "hf", for a pretrained model.
         path: a Hugging Face folder.
         sum: the folder's `Folder.sum`, which `fedtools init` writes.
         adapt: fields of `Adapt`.
@@ -45,7 +46,7 @@ class Pretrained:
 
     network: Literal["hf"]
     path: str
-    sum: str | None = None
+    sum: str | None = field(default=None, metadata={"set_by": "fedtools init"})
     adapt: dict[str, Any] = field(default_factory=dict)
     criterion: Literal["ctc", "seq2seq"] = "ctc"
     language: str | None = None
@@ -126,3 +127,14 @@ def is_pretrained(config: Mapping[str, Any]) -> bool:
 def is_seq2seq(config: Mapping[str, Any]) -> bool:
     """Return whether the section `model` describes a model with its own decoder and tokens."""
     return is_pretrained(config) and config.get("criterion") == "seq2seq"
+
+
+def part_kinds(model: Mapping[str, Any]) -> dict[str, type]:
+    """Return the classes of the options of a pretrained model, and of what is trained of a model.
+
+    Returns:
+        the name of a section of an experiment's options -> its class.
+    """
+    if is_pretrained(model):
+        return {"model": Pretrained, "model.adapt": Adapt}
+    return {"model.adapt": Adapt} if "adapt" in model else {}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -139,7 +138,7 @@ class ServerLabels:
         path = self._experiment.path / SERVER_WEIGHTS
         if SERVER_WEIGHTS not in self._experiment.sums:
             return {}
-        return asdict(from_mapping(TunedWeights, read_yaml(path), path))
+        return dict(from_mapping(TunedWeights, read_yaml(path), path).values)
 
 
 def check_server_labels(

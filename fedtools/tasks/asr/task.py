@@ -11,12 +11,14 @@ import torch
 
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import SERVER
+from fedtools.decode.beam import BeamOptions
 from fedtools.files.ark import FRAMES_PER_HOUR
 from fedtools.files.clips import RATE
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Payload
+from fedtools.files.options import Options
 from fedtools.files.perturb import speakers_of
 from fedtools.files.sent_features import Features
 from fedtools.lm.tokens import warn_of_unspelled
@@ -24,12 +26,15 @@ from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Extracted, Method, Phase
 from fedtools.models.asr import (
     build_model,
+    encoder_kinds,
     input_kind_of,
     longest_input,
     losses,
     outputs,
     represent,
 )
+from fedtools.models.pretrained.options import is_pretrained, is_seq2seq, part_kinds
+from fedtools.models.pretrained.whisper import Generation
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
 from fedtools.tasks.asr.aligned import report_unaligned
@@ -112,6 +117,14 @@ class AsrTask(Task[Method]):
             cut_above(model, personal_parameters(new.method, model), options.model, where)
         report_trained(model, options.model)
         return states
+
+    @staticmethod
+    def kinds(options: Options) -> dict[str, type]:
+        model, training = options.model, options.training
+        own = {"training": UtteranceTraining, **part_kinds(model)}
+        if training.get("server_labels") == "beam":
+            own["training.search"] = Generation if is_seq2seq(model) else BeamOptions
+        return own if is_pretrained(model) else {**own, **encoder_kinds(model)}
 
     def settings(self) -> AbstractContextManager[None]:
         return self.training.settings()

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedtools.audio.augment import Augment
 from fedtools.audio.front_end import front_end
 from fedtools.audio.mfcc import frames_of
 from fedtools.client.options import ClipTraining
@@ -24,11 +25,14 @@ from fedtools.files.config import from_mapping, option_error
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Limits
+from fedtools.files.options import Options
 from fedtools.methods.base import Method, Phase
 from fedtools.models.adaptation import BASE, has_base
 from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.copies import copy_of
-from fedtools.models.keywords import build_network, inputs_of
+from fedtools.models.keywords import NETWORKS, build_network, inputs_of
+from fedtools.models.keywords.trial import try_network
+from fedtools.models.pretrained.options import is_pretrained, part_kinds
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with, report_trained, split_base
@@ -89,6 +93,8 @@ class KwsTask(Task[Method]):
         samples = read_length(new.data["train"])
         for folder in new.data.values():
             check_like(Clips.read(folder), new.data["train"])
+        if not is_pretrained(options.model):
+            try_network(options.model, classes, f"{where}: model", frames_of(samples))
         new, base = split_base(new)
         described = options.model, classes, f"{where}: model"
         network = build_network(*described, frames=frames_of(samples), base=base)
@@ -101,6 +107,13 @@ class KwsTask(Task[Method]):
         states = begin_with(new, network, tensors_of(network))
         report_trained(network, options.model)
         return states
+
+    @staticmethod
+    def kinds(options: Options) -> dict[str, type]:
+        own = {"training": ClipTraining, "training.augment": Augment, **part_kinds(options.model)}
+        if not is_pretrained(options.model):
+            own["model.network_conf"] = NETWORKS.get(options.model.get("network"), None)
+        return own
 
     @cached_property
     def client_facts(self) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ import torch
 from fedtools.files.config import from_mapping, read_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
+from fedtools.files.options import Options
 from fedtools.lm.nbest_scoring import score
 from fedtools.lm.nnlm import Nnlm
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
@@ -59,6 +60,10 @@ class LmTask(Task[Method]):
         model = build_nnlm(options, len(rescored.vocabulary))
         check_optimizer(training, f"{where}: training")
         return begin_with(new, model, model.state_dict())
+
+    @staticmethod
+    def kinds(options: Options) -> dict[str, type]:
+        return {"training": LmTraining, "model": NnlmOptions}
 
     @cached_property
     def models(self) -> LmModels:
