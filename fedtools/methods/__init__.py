@@ -7,12 +7,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtools.files.config import from_mapping
-from fedtools.files.registry import Registry
+from fedtools.files.registry import Registry, undeclared
 
 if TYPE_CHECKING:
     from fedtools.methods.base import Method
 
-METHODS: Registry[type[Method]] = Registry(__name__, "method")
+
+def _lacks(method: type) -> str:
+    """Return what a method's class lacks, or "" if it is complete."""
+    from fedtools.methods.base import Method
+
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        return "is no class derived from Method"
+    if not isinstance(getattr(method, "title", None), str):
+        return "has no title, its name in tables: title: ClassVar[str]"
+    return undeclared(method)
+
+
+METHODS: Registry[type[Method]] = Registry(__name__, "method", _lacks)
 
 
 def make_method(name: object, options: Mapping[str, Any] | None, where: str | Path) -> Method:

@@ -15,17 +15,31 @@ networks:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fedtools.files.config import from_mapping, option_error, unknown
 from fedtools.files.errors import UserError
-from fedtools.files.registry import Registry
+from fedtools.files.registry import Registry, undeclared
 from fedtools.models.keywords.base import Network, Sizes
 from fedtools.models.pretrained.folder import Folder
 from fedtools.models.pretrained.options import is_pretrained
 
-NETWORKS: Registry[type[Sizes]] = Registry(__name__, "network")
+
+def _lacks(sizes: type) -> str:
+    """Return what the class of a network's options lacks, or "" if it is complete."""
+    if not (isinstance(sizes, type) and issubclass(sizes, Sizes)):
+        return "is no class of options derived from Sizes"
+    network = getattr(sizes, "network", None)
+    if not (isinstance(network, type) and issubclass(network, Network)):
+        return "has options without network, the class derived from Network"
+    if not isinstance(getattr(sizes, "title", None), str):
+        return "has options without title, its name in tables"
+    return undeclared(sizes)
+
+
+NETWORKS: Registry[type[Sizes]] = Registry(__name__, "network", _lacks)
 
 
 def build_network(
@@ -61,22 +75,47 @@ def build_network(
     for key in config:
         if key not in (known := ("network", "network_conf", "adapt")):
             raise option_error(unknown(key, known), where, key, config[key])
-    kind = NETWORKS.get(config.get("network"), where)
-    sizes = from_mapping(kind, config.get("network_conf"), where)
+    sizes = sizes_of(config, where)
     is_adapted = "adapt" in config
     # Frozen tensors have a client dimension of one.
-    made = 1 if is_adapted else clients
-    try:
-        network = sizes.network(sizes, made, bins, frames, classes)
-        if sizes.head_share:
-            network.split_head(made, sizes.head_share)
-    except ValueError as error:
-        raise UserError(f"network_conf: {error}", path=where) from None
+    network = make_network(sizes, where, 1 if is_adapted else clients, bins, frames, classes)
     if not is_adapted:
         return network
     from fedtools.models.keywords.adapted import adapt_network
 
     return adapt_network(base, network, config, where, clients)
+
+
+def make_network(
+    sizes: Sizes, where: str | Path, clients: int, bins: int, frames: int, classes: int
+) -> Network:
+    """Make a network of the given options, with all of its own layers; raises a `UserError`."""
+    try:
+        network = sizes.network(sizes, clients, bins, frames, classes)
+        if sizes.head_share:
+            network.split_head(clients, sizes.head_share)
+    except ValueError as error:
+        raise UserError(f"network_conf: {error}", path=where) from None
+    return network
+
+
+def sizes_of(config: Mapping[str, Any], where: str | Path) -> Sizes:
+    """Return a network's options; an error about one of another network names that network."""
+    kind, given = NETWORKS.get(config.get("network"), where), config.get("network_conf")
+    known = [field.name for field in fields(kind)]
+    for name in given if isinstance(given, Mapping) else ():
+        if name not in known:
+            others = [
+                other
+                for other in NETWORKS.names()
+                if name in [field.name for field in fields(NETWORKS.get(other, where))]
+            ]
+            problem = f"network_conf of {config['network']}: {unknown(name, known)}"
+            if others:
+                problem += f"; {', '.join(others)} {'has' if len(others) == 1 else 'have'} it"
+                problem += ": leave out that section, or set model.network_conf={}"
+            raise option_error(problem, where, name, given[name])
+    return from_mapping(kind, given, where)
 
 
 def inputs_of(config: Mapping[str, Any]) -> tuple[str, int]:
