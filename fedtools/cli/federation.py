@@ -45,8 +45,9 @@ def init(
     Options cannot be changed later: the same command with other options fails and names the first
     difference.
 
-    If the YAML sets model.adapt, only a part of a base model is trained, and the size of that part
-    is printed. The base is the model of --start or, with network hf, a Hugging Face folder.
+    The numbers of clients and of the model's values, and the bytes of a round, are printed. If the
+    YAML sets model.adapt, only a part of a base model is trained, and the size of that part is
+    printed, too. The base is the model of --start or, with network hf, a Hugging Face folder.
 
     Reads: the YAML of --config; the folders of --data (the list of clients, and a fingerprint of
     the data) and of --asset; the model of --start.
@@ -65,7 +66,7 @@ def init(
 
     folders = _pairs(data, "--data", "SPLIT=FOLDER"), _pairs(asset, "--asset", "NAME=FOLDER")
     with set_by(set_):
-        begin(
+        said = begin(
             experiment,
             method=method,
             config=read_config(config, section, set_),
@@ -75,6 +76,8 @@ def init(
             start=start,
             seed=seed,
         )
+    if said:
+        print(said)
 
 
 @command("methods", "Federation")
@@ -86,7 +89,8 @@ def methods(
 ) -> None:
     """List methods, their titles in tables, and their tasks.
 
-    An unknown NAME is an error.
+    For a single NAME, its options follow, with defaults, values and meaning. An unknown NAME is an
+    error.
 
     Reads: $FEDTOOLS_PATH/methods/*.py, methods of your own.
 
@@ -113,6 +117,34 @@ def methods(
     if not rows:
         raise UserError(f"no method is for task {task}")
     print(format_table(("name", "in tables", "tasks"), rows, "lll"), end="")
+    if names and len(names) == 1:
+        from fedtools.report.keys import method_text
+
+        print(f"\n{method_text(names[0])}", end="")
+
+
+@command("options", "Federation")
+def options(
+    page: Path = typer.Argument(None, metavar="[PAGE.md]", help="Default: print the page."),
+) -> None:
+    """Write the reference of all options of a configuration.
+
+    It has all keys, with their defaults, values, meaning and source: those of experiments, methods,
+    models, training, attacks and recipes.
+
+    Reads: nothing.
+
+    Writes: PAGE.md.
+
+    Example in egs/speechcommands/kws1: fedtools options exp/OPTIONS.md
+    """
+    from fedtools.files.atomic import write_text
+    from fedtools.report.reference import page as make
+
+    if page is None:
+        print(make(), end="")
+    else:
+        write_text(page, make())
 
 
 @command("sample", "Federation")

@@ -18,7 +18,12 @@ TokenType = Literal["bpe", "char"]
 
 @dataclass(frozen=True)
 class Tokens:
-    """Options of `fedtools train-tokens`; `vocab_size` is needed for BPE; for char, None is all."""
+    """Options of `fedtools train-tokens`.
+
+    Attributes:
+        token_type: byte pair encoding, or characters.
+        vocab_size: number of tokens; needed for BPE, and null is all of the characters.
+    """
 
     token_type: TokenType = "bpe"
     vocab_size: Annotated[int, Ge(4)] | None = None
@@ -26,14 +31,23 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Ngram:
-    """Options of `fedtools train-lm`: the longest n-gram."""
+    """Options of `fedtools train-lm`.
+
+    Attributes:
+        order: words of the longest n-gram.
+    """
 
     order: Order = 4
 
 
 @dataclass(frozen=True)
 class Denominator:
-    """Options of `fedtools train-denominator`: the longest n-gram, and the histories to keep."""
+    """Options of `fedtools train-denominator`.
+
+    Attributes:
+        order: tokens of the longest n-gram.
+        max_histories: the largest number of histories that are kept.
+    """
 
     order: Annotated[int, Ge(1), Le(4)] = 3
     max_histories: Natural = 2000
@@ -41,7 +55,13 @@ class Denominator:
 
 @dataclass(frozen=True)
 class Ivectors:
-    """Options of `fedtools train-ivectors`: sizes of its background model, output and data."""
+    """Options of `fedtools train-ivectors`.
+
+    Attributes:
+        gaussians: Gaussians of the background model.
+        dimension: values of an i-vector.
+        hours: the most hours of speech to train on, drawn at random.
+    """
 
     gaussians: Annotated[int, Ge(1), Le(4096)] = 512
     dimension: Annotated[int, Ge(1), Le(1000)] = 100
@@ -196,7 +216,11 @@ class Sets:
 
 @dataclass(frozen=True)
 class PretrainedModel:
-    """Options of recipes: the model that `utils/whisper.sh` fetches if the user names no folder."""
+    """Options of recipes with a pretrained model.
+
+    Attributes:
+        whisper: the model that `utils/whisper.sh` fetches if the user names no folder.
+    """
 
     whisper: Literal["none", "tiny.en", "base"] = "none"
 

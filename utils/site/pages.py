@@ -201,11 +201,12 @@ def make_navigation(own: list[str], kinds: dict[str, dict[str, str]]) -> list[An
         {"Recipes": recipes},
         {"Commands": commands},
         {"The folder of a federation": "fedtools/README.md"},
+        {"Options": "fedtools/OPTIONS.md"},
         {"Methods": "methods.md"},
         {"Privacy": "privacy.md"},
         {"Speeds": "tests/bench/README.md"},
     ]
-    placed = {"README.md", "fedtools/README.md", "tests/bench/README.md"}
+    placed = {"README.md", "fedtools/README.md", "fedtools/OPTIONS.md", "tests/bench/README.md"}
     return navigation + [page for page in own if page not in placed and "egs/" not in page]
 
 

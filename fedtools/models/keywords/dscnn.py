@@ -43,7 +43,12 @@ class DsCnn(Network):
 @NETWORKS.register("dscnn")
 @dataclass(frozen=True)
 class DsCnnSizes(Sizes):
-    """Options of the paper's DSCNN; five blocks match its number of parameters."""
+    """Options of the paper's DSCNN; five blocks match its number of parameters.
+
+    Attributes:
+        channels: channels of all convolutions.
+        blocks: blocks of a depthwise and a pointwise convolution.
+    """
 
     channels: int = 172
     blocks: int = 5

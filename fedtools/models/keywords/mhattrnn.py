@@ -54,7 +54,14 @@ class MhAttRnn(Network):
 @NETWORKS.register("mhattrnn")
 @dataclass(frozen=True)
 class MhAttRnnSizes(Sizes):
-    """Options of the paper's MHAttRNN; filters and layers are those of Rybakov et al."""
+    """Options of the paper's MHAttRNN; filters and layers are those of Rybakov et al.
+
+    Attributes:
+        heads: heads of the attention.
+        units: units of each direction of a GRU.
+        layers: bidirectional GRUs.
+        filters: channels of the convolution below them.
+    """
 
     heads: int = 4
     units: int = 80

@@ -46,7 +46,13 @@ class ResNet(Network):
 @NETWORKS.register("resnet")
 @dataclass(frozen=True)
 class ResNetSizes(Sizes):
-    """Options of the paper's ResNet; pooling over frames and bins is as in Tang and Lin's res8."""
+    """Options of the paper's ResNet; pooling over frames and bins is as in Tang and Lin's res8.
+
+    Attributes:
+        channels: channels of all convolutions.
+        layers: convolutions after the first one.
+        pool_frames, pool_bins: frames and coefficients that are averaged after the first one.
+    """
 
     channels: int = 45
     layers: int = 15

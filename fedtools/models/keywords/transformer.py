@@ -67,6 +67,12 @@ class TransformerSizes(Sizes):
 
     In the authors' public code (patches of 8 x 8, feed-forward layers of twice the width), a width
     of 80 has the number of parameters in table 2.
+
+    Attributes:
+        layers: Transformer layers.
+        width: size of a layer's output, a multiple of `heads`.
+        heads: heads of each layer's attention.
+        feedforward: size of a layer's feed-forward part.
     """
 
     layers: int = 4
