@@ -221,20 +221,34 @@ def _row(text: str, option: str) -> Row:
 @command("show", "Reports")
 def show_command(
     experiment: Path = typer.Argument(metavar="EXP", help="The experiment's folder."),
+    clients: bool = typer.Option(
+        False, "--clients", help="Show the messages of one round, and its server last."
+    ),
+    round_: int = typer.Option(
+        None, "--round", min=1, help="The round of --clients; default: the last complete one."
+    ),
 ) -> None:
     """Show what a federation has cost so far, by client.
 
-    The table has bytes, epochs, seconds, refused messages and collapsed labels.
+    The table has bytes, epochs, seconds, refused messages and collapsed labels. With --clients it
+    has each client's loss, the norm of its update and its share in the mean, in one round.
 
-    Reads: EXP/config.yaml and round_<number>/ledger.tsv.
+    Reads: EXP/config.yaml and round_<number>/ledger.tsv; with --clients also update.<job>.* and
+    global.safetensors.
 
     Writes: nothing.
 
     Example in egs/commonvoice/asr1: fedtools show exp/mini/fedavg/seed0
     """
     from fedtools.files.experiment import Experiment
+    from fedtools.report.clients import clients_table
     from fedtools.report.results import cost_table
 
+    if round_ and not clients:
+        raise typer.BadParameter("needs --clients", param_hint="--round")
+    if clients:
+        print(clients_table(Experiment(experiment), round_), end="")
+        return
     print(cost_table(Experiment(experiment)), end="")
 
 
