@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import inside
 from PIL import Image
@@ -225,3 +226,40 @@ def test_nothing_to_put_on_a_card_is_one_line(tmp_path):
     (tmp_path / "attacks").mkdir()
     inside("attack", "card", tmp_path).fails(1, "no table of an attack")
     inside("attack", "card", Path("/nowhere")).fails(1, "no table of an attack")
+
+
+def test_a_cell_whose_interval_contains_no_leak_is_white(tmp_path):
+    """The lightest and the darkest pixel of two pictures that differ by one bound."""
+    darkest = []
+    for low, high in (("0.00", "81.90"), ("0.00", "49.90")):
+        folder = tmp_path / high / "attacks"
+        one = trial("weights", "none", "-", "all", "cosine", "easy", 20.0)
+        one |= {"low": low, "high": high, "targets": 4, "others": 12, "speakers": 5}
+        write_tsv(folder / "weights.tsv", COLUMNS, [one])
+        text = inside("attack", "card", folder.parent).ok().out
+        assert f"20.0 [{float(low)}, {float(high)}]; 5 people, 16 trials" in text
+        with Image.open(folder / "card.png") as image:
+            pixels = np.asarray(image.convert("RGB"), int)
+        darkest.append((pixels[..., 2] - pixels[..., 0]).max())
+    assert darkest[0] < 20 < 60 < darkest[1]
+
+
+def test_terms_and_what_no_leak_means_stand_below(results):
+    cells = {"score": "loss", "references": "round", "others_of": "same", "defence": "none"}
+    columns = OF_MEMBERSHIP
+    rows = [
+        row(columns, **cells, attack="blind", attacker="-", **{"AUC%": "87.50"}),
+        row(columns, **cells, attack="LiRA", attacker="-", **{"AUC%": "91.00"}),
+    ]
+    for one in rows:
+        one |= {"members": 20, "others": 30, "speakers": 5}
+    write_tsv(results / "membership.tsv", columns, rows)
+    text = inside("attack", "card", results.parent).ok().out
+    (line,) = [one for one in text.splitlines() if one.startswith("| membership")]
+    assert "87.50" in line and "5 people, 50 trials" in line
+    for said in (
+        "- EER%: equal error rate", "lower is worse", "higher is worse", "- LiRA: ",
+        "- No leak, in rows of membership: the AUC of whoever hears the audio alone",
+    ):  # fmt: skip
+        assert said in text
+    assert "- RMIA" not in text and "- PLDA" not in text

@@ -11,6 +11,7 @@ import pytest
 import simulated
 from conftest import inside
 from safetensors.numpy import load_file
+from scipy.stats import beta
 from updates_world import plant
 
 from fedtools.attack.utility import NOTHING, ON, UTILITY, utility
@@ -100,12 +101,15 @@ def test_networks_that_say_one_word(world, tmp_path):
 
 
 def test_intervals_are_over_people(world, tmp_path):
-    """Twelve people who are all alike have no uncertainty; three have no interval."""
+    """Twelve people who are all alike have no uncertainty; three are three trials at best."""
     rows = measured(world, tmp_path / "u.tsv", "--defence", "none")
     counts = {on: int(rows["none", on]["speakers"]) for on in ON}
     assert counts == {"own": 12, "newcomers": 3, "everybody": 15}
     assert [rows["none", "own"][name] for name in ("low", "high")] == ["75.00", "75.00"]
-    assert [rows["none", "newcomers"][name] for name in ("low", "high")] == ["-", "-"]
+    right = 3 * float(rows["none", "newcomers"]["value"]) / 100
+    low, high = (float(rows["none", "newcomers"][name]) for name in ("low", "high"))
+    assert low == pytest.approx(100 * beta.ppf(0.025, right, 4 - right), abs=0.01)
+    assert high == pytest.approx(100 * beta.ppf(0.975, right + 1, 3 - right), abs=0.01)
     low, high = (float(rows["none", "everybody"][name]) for name in ("low", "high"))
     assert 10 < low < float(rows["none", "everybody"]["value"]) < high < 70
     # From draws of fifteen: seven with three of four, three with one of four and five with none.

@@ -109,7 +109,7 @@ def attack(
         number: the round.
         defences: defences to attack in addition to none, see `fedtools.attack.defences`.
         options: members of a client, references, shadow models, and held-out splits.
-        resamples: draws of speakers for intervals; fewer than ten speakers have no interval.
+        resamples: draws of speakers for intervals; for fewer than ten, see `judge`.
         seed: random seed.
 
     Returns:
@@ -356,7 +356,8 @@ def judge(
 
     Each client has its own threshold. The interval of the AUC covers that of draws of speakers and,
     because this has no width where members are perfectly apart, the exact binomial one, of as many
-    independent pairs as there are of the rarer kind.
+    independent pairs as there are of the rarer kind. With fewer than ten speakers it is the
+    binomial one of as many independent speakers.
 
     Args:
         scores, members, clients, speakers: (trials,).
@@ -376,8 +377,10 @@ def judge(
     draws = speaker_draws(len(names), resamples, seed, "membership")
     drawn = (draws[:, place] @ np.array(won)) / (draws[:, place] @ np.array(pairs))
     value, others = sum(won) / sum(pairs), int((~members).sum())
-    low, high = np.nan, np.nan
-    if not np.isnan(drawn).any():
+    if np.isnan(drawn).any():
+        # Of too few people to draw from, each is an independent trial at best.
+        low, high = rate_bounds(value, len(names), None)
+    else:
         low, high = rate_bounds(value, min(int(members.sum()), others), drawn)
     figures = {"AUC%": value, "low": low, "high": high}
     for name, rate in RATES.items():

@@ -27,6 +27,7 @@ from fedtools.files.perturb import speakers_of
 from fedtools.files.progress import counted
 from fedtools.files.sections import Bootstrap
 from fedtools.score.bootstrap import interval, speaker_draws
+from fedtools.score.verification import binomial_bounds
 from fedtools.server.shares import weights_of
 from fedtools.tasks.base import as_configured
 from fedtools.tasks.parts import CORPUS, MEASURED
@@ -60,7 +61,8 @@ def utility(
         defences: see `fedtools.attack.defences`. `mean` does not change the mean of all clients,
             and so changes nothing for newcomers.
         splits: splits of the experiment's data.
-        resamples: draws of people for intervals; fewer than ten people have no interval.
+        resamples: draws of people for intervals; of fewer than ten people, an accuracy has the
+            exact binomial interval of as many trials, and a WER none.
         seed: random seed of noise, groups and draws.
 
     Returns:
@@ -210,5 +212,8 @@ def _figures(
     if federation.facts.sign < 0:
         # For an accuracy, the bounds of the interval change places.
         figures = 100 - figures[[0, 2, 1]]
+        if np.isnan(figures[1:]).any():
+            # Of too few people to draw from, each is an independent trial at best.
+            figures[1:] = binomial_bounds(figures[0] / 100, len(errors))
     cells = ("-" if np.isnan(one) else f"{one:.2f}" for one in figures)
     return {**dict(zip(("value", "low", "high"), cells, strict=True)), "speakers": len(counts)}

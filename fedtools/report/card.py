@@ -27,6 +27,7 @@ from fedtools.score.bootstrap import AVERAGE
 # The card's names for the trials of `fedtools.attack.verify`.
 _TRIALS = {EASY: "same speaker", SAME: "same recording", OTHER: "same speaker, other recording"}
 _MEMBERSHIP = "attack", "score", "references"
+_SAME_PEOPLE = "defence", "attacker", "layer", "scores"
 _RATES = {"wer": "greedy WER%", "accuracy": "accuracy%"}
 # In place of an attacker: whichever does best behind a defence.
 STRONGEST = "strongest"
@@ -48,6 +49,7 @@ class Cell:
         value, low, high: the value with its 95 % interval; "-" if not known.
         by: the layer and scores, and for `STRONGEST` the attacker; "-" if there is one alone.
         best_of: the number of estimates that the value is the strongest of.
+        people, trials: the number of people, and of trials, models or items; "-" if not known.
     """
 
     attack: str
@@ -62,6 +64,8 @@ class Cell:
     high: str
     by: str = "-"
     best_of: int = 1
+    people: str = "-"
+    trials: str = "-"
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -76,6 +80,12 @@ class Cell:
         several = f"best of {self.best_of}" if self.best_of > 1 else ""
         return " ".join(part for part in (value, bounds, several) if part not in ("", "-")) or "-"
 
+    @property
+    def counts(self) -> str:
+        """Return the numbers of people and trials, as far as they are known."""
+        known = ((self.people, "people"), (self.trials, "trials"))
+        return ", ".join(f"{number} {what}" for number, what in known if number != "-")
+
     def _short(self, number: str) -> str:
         """Format a number in % with one decimal; return others as they are."""
         known = known_number(number, math.nan)
@@ -84,8 +94,17 @@ class Cell:
 
     @property
     def leak(self) -> float:
-        """Return how far the value, or its interval's middle, is from nothing (0) to all (1)."""
-        return min(max(self.strength, 0.0), 1.0) if math.isfinite(self.strength) else math.nan
+        """Return how far the value, or its interval's middle, is from nothing (0) to all (1).
+
+        A value whose interval contains nothing, or that has no interval, does not show a leak.
+        """
+        low, high, nothing = (
+            known_number(text, math.nan) for text in (self.low, self.high, self.nothing)
+        )
+        if not math.isfinite(self.strength):
+            return math.nan
+        shown = low > nothing or high < nothing
+        return min(max(self.strength, 0.0), 1.0) if shown else 0.0
 
     @property
     def strength(self) -> float:
@@ -184,12 +203,20 @@ def _of_trials(folder: Path) -> Iterator[Cell]:
     for attack, pattern in (("weights", "weights.tsv"), ("a1", "a1.tsv"), ("a2", "a2.h*.tsv")):
         rows = _tables(folder, pattern)
         kinds = {row["trials"] for row in rows}
+        # Tables name the people once, with the trials of all kinds.
+        people = {
+            tuple(row[name] for name in _SAME_PEOPLE): row["speakers"]
+            for row in rows
+            if row["trials"] == EASY
+        }
         for kind in [SAME, OTHER] if {SAME, OTHER} <= kinds else [EASY]:
             for row in rows:
                 if row["trials"] == kind:
                     what = f"{_TRIALS[kind]}{_family(attack, row['scores'])}"
                     by = f"{row['layer']}, {row['scores']}"
-                    yield _cell(row, attack, what, "EER%", "50", "0", by=by)
+                    who = people.get(tuple(row[name] for name in _SAME_PEOPLE), "-")
+                    found = _cell(row, attack, what, "EER%", "50", "0", by=by)
+                    yield replace(found, people=who, trials=_sum(row, "targets", "others"))
 
 
 def _family(attack: str, scores: str) -> str:
@@ -203,7 +230,8 @@ def _of_attributes(folder: Path) -> Iterator[Cell]:
     for row in _tables(folder, "attributes.tsv"):
         renamed = {**row, "low": row["AUClow"], "high": row["AUChigh"]}
         own = row["attribute"], "AUC%", "50", "100"
-        yield _cell(renamed, "attributes", *own, by=row["layer"])
+        found = _cell(renamed, "attributes", *own, by=row["layer"])
+        yield replace(found, trials=_sum(row, "models"))
 
 
 def _of_membership(folder: Path) -> Iterator[Cell]:
@@ -218,21 +246,23 @@ def _of_membership(folder: Path) -> Iterator[Cell]:
         if row["attack"] != "blind":
             kind, by = row["others_of"], ", ".join(row[name] for name in _MEMBERSHIP)
             own = f"others of {kind}", "AUC%", f"{heard.get(kind, 50.0):.2f}", "100"
-            yield _cell(row, "membership", *own, by=by)
+            found = _cell(row, "membership", *own, by=by)
+            yield replace(found, trials=_sum(row, "members", "others"))
 
 
 def _of_inversion(folder: Path) -> Iterator[Cell]:
     """Yield differences from a control, with their intervals."""
     for row in _tables(folder, "inversion.tsv"):
         what, measure = f"{row['attack']}, {row['steps']}", f"{row['measure']} - {row['against']}"
-        yield _cell(row, "inversion", what, measure, "0", "-", "difference")
+        found = _cell(row, "inversion", what, measure, "0", "-", "difference")
+        yield replace(found, trials=_sum(row, "items"))
 
 
 def _of_features(folder: Path) -> Iterator[Cell]:
     for row in _tables(folder, "attacks.tsv"):
         if row["client"] == AVERAGE:
             own = row["attack"], row["measure"], row["chance"], "-", "value"
-            yield _cell(row, "features", *own)
+            yield replace(_cell(row, "features", *own), trials=_sum(row, "utterances"))
 
 
 def _costs(folder: Path) -> list[Cell]:
@@ -256,8 +286,14 @@ def _cell(
     who = row.get("defence", NO_DEFENCE), row.get("attacker", ANY)
     return Cell(
         attack, of, who[1], measure, nothing, everything, who[0], row[value or measure], row["low"],
-        row["high"], by,
+        row["high"], by, people=row.get("speakers", "-"),
     )  # fmt: skip
+
+
+def _sum(row: Mapping[str, str], *names: str) -> str:
+    """Return the sum of counts in a row, or "-" if one is not known."""
+    counts = [row.get(name, "") for name in names]
+    return str(sum(map(int, counts))) if all(map(str.isdecimal, counts)) else "-"
 
 
 _READERS = (_of_trials, _of_attributes, _of_membership, _of_inversion, _of_features)

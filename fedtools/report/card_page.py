@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple
@@ -29,6 +30,27 @@ KNOWS = {
     "lazy-informed": "the defence: it enrols defended models, and is trained on undefended ones",
     "semi-informed": "the defence: it enrols defended models, and is trained on other people's",
     STRONGEST: "what any of these knows: it is whichever does best behind a defence",
+}
+TERMS = {
+    "EER%": "equal error rate of telling whether two models are of one speaker; 50 is a guess, 0 "
+    "tells all, so that lower is worse for privacy",
+    "AUC%": "how often one of a kind scores above one of the other kind; 50 is a guess, 100 tells "
+    "all, so that higher is worse for privacy",
+    "literal": "A1's scores as its paper's equation 4 is written",
+    "unit": "A1's scores of vectors of unit length, the equation's other reading",
+    "cohort": "A1's scores relative to other speakers' models, which improve on the paper's",
+    "regression": "a score trained on the updates of other people",
+    "PLDA": "the log-likelihood ratio of probabilistic linear discriminant analysis",
+    "LiRA": "the likelihood ratio of an item's loss under models with and without it (Carlini et "
+    "al. 2022)",
+    "RMIA": "the share of other items that a model favours less than this one (Zarifzadeh et al. "
+    "2024)",
+}
+NOTHING = {
+    "membership": "the AUC of whoever hears the audio alone, without any model, because members "
+    "and others differ in how they sound; only what is above it is a model's leak",
+    "features": "the measure for vectors without information",
+    "inversion": "0, no difference from the control that the measure names",
 }
 COSTS = {
     "own": "each client's update, on its held-out speech",
@@ -95,6 +117,14 @@ def markdown(card: Card) -> str:
     notes = [f"- {name} has {HAS[name]}." for name in attacks]
     notes += [f"- {name} knows {KNOWS[name]}." for name in attackers if name in KNOWS]
     notes += [f"- {cell.of}: {COSTS[cell.of]}." for cell in _first(card.costs)]
+    notes += [f"- {name}: {TERMS[name]}." for name in TERMS if _has(card.cells, name)]
+    notes += [
+        f"- No leak, in rows of {name}: {NOTHING[name]}." for name in attacks if name in NOTHING
+    ]
+    notes.append(
+        "- In the picture, darker cells leak more. A cell whose interval contains the value of no "
+        "leak is white: these trials do not show a leak, and do not exclude one."
+    )
     notes.append(
         "- Cells have 95 % intervals. `best of n` is the one that reveals most among n layers, "
         "scores and attackers, in card.tsv under `by`: a maximum, whose interval is of that one "
@@ -103,8 +133,16 @@ def markdown(card: Card) -> str:
     return "\n\n".join([*parts, "\n".join(notes)]) + "\n"
 
 
+def _has(cells: Iterable[Cell], term: str) -> bool:
+    """Return whether a card's cells have a term: as measure, in scores, or in what is best."""
+    texts = (word for one in cells for word in (one.measure, one.of, one.by))
+    return any(re.search(rf"(?<!\w){re.escape(term)}(?!\w)", text) for text in texts)
+
+
 def _texts(cells: Sequence[Cell], defences: Sequence[str]) -> list[str]:
-    known = {cell.defence: cell.text for cell in cells}
+    known = {
+        cell.defence: "; ".join(part for part in (cell.text, cell.counts) if part) for cell in cells
+    }
     return [known.get(name, "") for name in defences]
 
 

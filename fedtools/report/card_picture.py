@@ -55,7 +55,8 @@ def draw_card(path: Path, card: Card, title: str) -> None:
         if costs:
             axes.axhline(len(attacks), color="black", linewidth=0.8)
         figure.suptitle(
-            f"{title}: darker cells leak more; the strongest layer and score in each",
+            f"{title}: darker cells leak more, and white ones do not show a leak; "
+            "the strongest layer and score in each",
             x=0.01,
             ha="left",
             fontsize=9,
