@@ -512,16 +512,25 @@ def test_a_row_without_a_name_has_the_methods_title(cli, recipe):
 
 
 def test_tuned_weights_are_told_and_edges_warned_of(cli, recipe):
-    Path("score/client/weights.yaml").write_text("lm_weight: 0.7\nword_score: 1.5\n")
-    Path("score/fedavg/weights.yaml").write_text("lm_weight: 0.0\nword_score: 3.0\n")
+    tuned = "tuned_on: valid\n"
+    Path("score/client/weights.yaml").write_text(f"lm_weight: 0.7\nword_score: 1.5\n{tuned}")
+    Path("score/fedavg/weights.yaml").write_text(f"lm_weight: 0.0\nword_score: 3.0\n{tuned}")
     cli(*arguments()).ok()
     page = Path("RESULTS.md").read_text()
     told = "LM weight and word score, tuned on validation data: Client 0.7 and 1.5; FedAvg 0 and 3."
     assert told in page and "Warning" not in page
-    Path("score/fedavg/weights.yaml").write_text("lm_weight: 5.0\nword_score: 8.0\n")
+    Path("score/fedavg/weights.yaml").write_text(f"lm_weight: 5.0\nword_score: 8.0\n{tuned}")
     cli(*arguments()).ok()
     warning = "at an edge of the values tried: FedAvg LM weight 5, FedAvg word score 8."
     assert warning in Path("RESULTS.md").read_text()
+    # Nobody tuned these, and no edge was tried.
+    Path("score/fedavg/weights.yaml").write_text("lm_weight: 5.0\nword_score: 8.0\n")
+    cli(*arguments()).ok()
+    page = Path("RESULTS.md").read_text()
+    told = (
+        "tuned on validation data: Client 0.7 and 1.5. LM weight and word score, as given: FedAvg"
+    )
+    assert f"{told} 5 and 8." in page and "Warning" not in page
     Path("score/fedavg/weights.yaml").write_text("lm_weight: x\nword_score: 8.0\n")
     cli(*arguments()).fails(1, "score/fedavg/weights.yaml:1: ")
 

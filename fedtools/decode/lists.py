@@ -26,10 +26,21 @@ WEIGHTS = "weights.yaml"
 
 @dataclass(frozen=True)
 class TunedWeights:
-    """The weights that `tune` writes, see `Hypothesis.total`."""
+    """The weights that `tune` writes, see `Hypothesis.total`.
+
+    Attributes:
+        lm_weight, word_score: the weights.
+        tuned_on: the name of the data that they were tuned on; "" for weights of the user's own.
+    """
 
     lm_weight: float
     word_score: float
+    tuned_on: str = ""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Return the weights themselves, by name."""
+        return {"lm_weight": self.lm_weight, "word_score": self.word_score}
 
     @property
     def at_edge(self) -> list[str]:
@@ -133,7 +144,7 @@ def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
     # On a tie the word score nearest to 0 is taken: an edge is chosen only if it is better.
     tried, unit = sorted(WORD_SCORES, key=abs), read_unit(data_path)
     best, rate = best_weights(nbest, reference, LM_WEIGHTS, tried, where, unit)
-    write_yaml(weights, asdict(best))
+    write_yaml(weights, best.values | {"tuned_on": Path(data_path).resolve().name})
     if best.at_edge:
         spans = (f"{tried[0]:g} to {tried[-1]:g}" for tried in (LM_WEIGHTS, WORD_SCORES))
         edge = f"{', '.join(best.at_edge)}: at an edge of the values tried ({', '.join(spans)})"
@@ -157,13 +168,13 @@ def best_path(out: str | Path, weights: str | Path | None, drop_loops: bool = Fa
         the path of the text, with `drop_loops` also the number of such hypotheses.
     """
     nbest = _read_merged(out)
-    chosen = asdict(_read_weights(weights)) if weights else {}
-    used, text = Path(out) / WEIGHTS, best_text(nbest, **chosen)
+    chosen = _read_weights(weights) if weights else None
+    used, text = Path(out) / WEIGHTS, best_text(nbest, **(chosen.values if chosen else {}))
     lost = [name for name, words in text.items() if drop_loops and repeats(words)]
     used.unlink(missing_ok=True)
     write_table(Path(out) / "text", text | dict.fromkeys(lost, ""))
     if chosen:
-        write_yaml(used, chosen)
+        write_yaml(used, {name: value for name, value in asdict(chosen).items() if value != ""})
     said = f": {len(lost)} of {len(text)} hypotheses repeat themselves, left empty"
     return f"{Path(out) / 'text'}{said if drop_loops else ''}"
 

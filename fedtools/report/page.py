@@ -311,20 +311,21 @@ def _scored(method: Method) -> str:
 
 
 def weight_lines(methods: Sequence[Method]) -> list[str]:
-    """Return a line on tuned weights, with those at an edge of the values tried; [] without any."""
-    tuned, edges = [], []
+    """Return a line on weights, with those at an edge of the values tried; [] without any."""
+    lines, edges = dict[str, list[str]](), []
     for method in methods:
         found = [run.weights for run in method.runs if run.weights]
         if found:
             pairs = ", ".join(f"{one.lm_weight:g} and {one.word_score:g}" for one in found)
-            tuned.append(f"{method.name} {pairs}")
-        edges += [f"{method.name} {what}" for one in found for what in one.at_edge]
-    if not tuned:
-        return []
-    line = f"LM weight and word score, tuned on validation data: {'; '.join(tuned)}."
+            how = "tuned on validation data" if all(one.tuned_on for one in found) else "as given"
+            lines.setdefault(how, []).append(f"{method.name} {pairs}")
+        edges += [f"{method.name} {what}" for one in found if one.tuned_on for what in one.at_edge]
+    told = [f"LM weight and word score, {how}: {'; '.join(one)}." for how, one in lines.items()]
     if edges:
-        line += f" **Warning**: at an edge of the values tried: {', '.join(dict.fromkeys(edges))}."
-    return [line]
+        told.append(
+            f"**Warning**: at an edge of the values tried: {', '.join(dict.fromkeys(edges))}."
+        )
+    return [" ".join(told)] if told else []
 
 
 def image(caption: str, name: str) -> str:

@@ -93,6 +93,8 @@ class _Row(Strict):
     weights: tuple[float, float] | None
     collapsed: dict[str, int]
     averaged: dict[str, list[int]]
+    # What the weights were tuned on, "" if on nothing; earlier records have tuned weights alone.
+    tuned_on: str = "validation data"
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ def _row(run: Run, scores: int) -> _Row:
         weights,
         dict(run.collapsed),
         {client: list(rounds) for client, rounds in run.averaged.items()},
+        run.weights.tuned_on if run.weights else "",
     )
 
 
@@ -427,7 +430,7 @@ def _run(row: _Row, scores: Mapping[int, Utterances], path: Path) -> Run:
         Path(f"{path}, {row.name}") if row.trained else None,
         Path(f"{path}, system {row.scores}"),
         counts,
-        TunedWeights(*row.weights) if row.weights else None,
+        TunedWeights(*row.weights, row.tuned_on) if row.weights else None,
         row.collapsed,
         row.averaged,
     )
