@@ -219,14 +219,31 @@ def test_defences_membership_and_sex(recipe):
     run("utils/attack_updates.sh", *given, cwd=recipe).fails(2, "'none' must be first")
 
 
+def goes_on_after_a_stop(out, given, forks, recipe, said):
+    """The same command does what is left alone, and prints the rest as before."""
+    tables = [out / f"defence{number}" / "weights.tsv" for number in range(2)]
+    times = [table.stat().st_mtime_ns for table in tables]
+    again = run("utils/attack_updates.sh", *given, "--nj", "1", env=forks, cwd=recipe).ok()
+    assert [table.stat().st_mtime_ns for table in tables] == times
+    without = re.compile(r"^[\d: -]+ ", re.M)
+    assert without.sub("", again.out) == without.sub("", said)
+    # As after a stop in the second of two jobs.
+    max((out / "done").iterdir(), key=lambda one: one.stat().st_mtime_ns).unlink()
+    run("utils/attack_updates.sh", *given, "--nj", "1", env=forks, cwd=recipe).ok()
+    assert [old == table.stat().st_mtime_ns for old, table in zip(times, tables, strict=True)] == [
+        True, False,
+    ]  # fmt: skip
+
+
 def test_without_an_indicator_weights_alone_are_attacked(recipe, tmp_path):
     """A cohort of other people is given, whose models are in no trial."""
     exp = recipe / "exp" / "fake"
     given = ("--exp", exp / "part2", "--cohort", "exp/fake/part1", "--out", tmp_path / "updates")
     given += ("--defences", "none bits=8", "--models", recipe / "data" / "fake" / "models.tsv")
     forks = forked(surroundings(recipe))
-    run("utils/attack_updates.sh", *given, "--nj", "1", env=forks, cwd=recipe).ok()
+    first = run("utils/attack_updates.sh", *given, "--nj", "1", env=forks, cwd=recipe).ok()
     theirs = set((exp / "part2" / "clients.txt").read_text().split())
+    goes_on_after_a_stop(tmp_path / "updates", given, forks, recipe, first.out)
     for number in range(2):
         folder = tmp_path / "updates" / f"defence{number}"
         assert read_tsv(folder / "weights.tsv", COLUMNS) and not (folder / "a1.tsv").exists()
@@ -251,7 +268,9 @@ def test_all_attacks_learn_from_a_cohort(recipe, tmp_path):
         "0",
     )
     given += ("--a2", "exp/fake/part1", "--layers", "1", "--inversion", "1")
-    run("utils/attack_updates.sh", *given, env=forked(surroundings(recipe)), cwd=recipe).ok()
+    done = run("utils/attack_updates.sh", *given, env=forked(surroundings(recipe)), cwd=recipe).ok()
+    # The estimate stands before the search of what it estimates.
+    assert re.search(r"Inversion of 1 clients' updates of round 1: about \d+\.\d minutes", done.out)
     theirs = set((exp / "part2" / "clients.txt").read_text().split())
     for number, attackers in enumerate((["-"], ["ignorant", "lazy-informed", "semi-informed"])):
         folder = tmp_path / "updates" / f"defence{number}"

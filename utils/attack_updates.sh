@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Attack the models that an experiment's clients send, under each of several defences, by attackers who
 # know the defence and who do not, and measure the cost of each defence. Attacks are on weight changes,
-# A1, A2, membership and attributes; results and their leakage card go to one folder.
+# A1, A2, membership and attributes; results and their leakage card go to one folder. After a stop, the same
+# command goes on with what is left; OUT/done has what is complete, and is removed to do everything again.
 set -euo pipefail
 
 exp=                    # the experiment: of any task for the attack on weights; of task asr or kws, with
@@ -77,10 +78,27 @@ done
 read -r -a chosen <<<"${membership}"
 for defence in "${chosen[@]}"; do members+=(--defence "${defence}"); done
 
+# Print small files that results depend on.
+inputs() {
+    local one round file files=("${config}" ${models:+"${models}"})
+    for one in "${every[@]}" ${a2:+"${a2}"}; do
+        files+=("${one}"/{config,data,code}.yaml)
+        for round in ${rounds}; do
+            printf -v file '%s/round_%04d/.done' "${one}" "${round}"
+            files+=("${file}")
+        done
+    done
+    for one in ${tables}; do files+=("${one}"); done
+    [ -z "${indicator}" ] || files+=("${indicator}"/{feats.scp,utt2spk,sha256sums})
+    for file in "${files[@]}"; do [ ! -f "${file}" ] || cat "${file}"; done
+}
+state=$(inputs | sha256sum)
+once=(utils/once.sh "${out}/done" "${state%% *}")
+
 log "Weight changes under ${#list[@]} defences, ${out}/defence*"
 for number in "${!list[@]}"; do
     tabbed "${experiments[@]}" "${out}/defence${number}" --defence "${list[number]}"
-done | each "${train_cmd}" weights fedtools attack weights "${of_rounds[@]}" "${known[@]}" \
+done | each "${train_cmd}" weights "${once[@]}" fedtools attack weights "${of_rounds[@]}" "${known[@]}" \
     "${trials[@]}" --config "${config}" --seed "${seed}" --ngpu "${ngpu}"
 show weights
 
@@ -93,7 +111,7 @@ if [ -n "${indicator}" ]; then
                     --defence "${list[number]}" --job "${job}"
             done
         done
-    done | each "${train_cmd}" footprints fedtools attack footprints --indicator "${indicator}" \
+    done | each "${train_cmd}" footprints "${once[@]}" fedtools attack footprints --indicator "${indicator}" \
         "${of_rounds[@]}" --part "${part}" --seed "${seed}" --nj "${nj}" --ngpu "${ngpu}"
 
     log "Attacks on footprints"
@@ -112,7 +130,7 @@ if [ -n "${indicator}" ]; then
             --seed "${seed}" --config "${config}"
         [ ${#attributes[@]} = 0 ] || tabbed attributes "${folders[@]}" "${folder}" \
             "${undefended[@]}" "${attributes[@]}" --permutations "${permutations}" --seed "${seed}"
-    done | each "${cpu_cmd}" attacks fedtools attack
+    done | each "${cpu_cmd}" attacks "${once[@]}" fedtools attack
     show attacks
 
     if [ -n "${a2}" ]; then
@@ -123,28 +141,30 @@ if [ -n "${indicator}" ]; then
                 tabbed "${a2}" "${exp}" "${out}/defence${number}/a2" --layer "${layer}" \
                     --defence "${list[number]}"
             done
-        done | each "${train_cmd}" a2 fedtools attack a2 --indicator "${indicator}" \
+        done | each "${train_cmd}" a2 "${once[@]}" fedtools attack a2 --indicator "${indicator}" \
             "${of_rounds[@]}" "${trials[@]}" --config "${config}" --seed "${seed}" --ngpu "${ngpu}"
         show a2
     fi
 
     log "Cost of defences, on ${splits}"
-    ${train_cmd} "${out}/log/utility.log" fedtools attack utility "${exp}" "${out}/utility.tsv" \
+    ${train_cmd} "${out}/log/utility.log" "${once[@]}" fedtools attack utility "${exp}" "${out}/utility.tsv" \
         --round "${rounds%% *}" "${measured[@]}" "${protected[@]}" --seed "${seed}" --ngpu "${ngpu}"
 fi
 
 if [ -n "${indicator}" ] && [ "${each}" != 0 ]; then
     log "Membership of round ${rounds%% *}"
-    ${train_cmd} "${out}/log/membership.log" fedtools attack membership "${exp}" "${out}" \
+    ${train_cmd} "${out}/log/membership.log" "${once[@]}" fedtools attack membership "${exp}" "${out}" \
         --round "${rounds%% *}" --each "${each}" --references "${references}" \
         --shadows "${shadows}" "${held_out[@]}" "${members[@]}" --seed "${seed}" --ngpu "${ngpu}"
 fi
 
 if [ "${inversion}" != 0 ]; then
-    log "Inversion of ${inversion} clients' updates of round ${rounds%% *}"
-    ${train_cmd} "${out}/log/inversion.log" fedtools attack inversion "${exp}" "${out}" \
-        --round "${rounds%% *}" --each "${inversion}" "${protected[@]}" --config "${config}" \
-        --seed "${seed}" --ngpu "${ngpu}"
+    invert=(fedtools attack inversion "${exp}" "${out}" --round "${rounds%% *}" --each "${inversion}"
+        "${protected[@]}" --config "${config}" --seed "${seed}" --ngpu "${ngpu}")
+    ${train_cmd} "${out}/log/estimate.log" "${once[@]}" "${invert[@]}" --estimate
+    log "Inversion of ${inversion} clients' updates of round ${rounds%% *}:" \
+        "$(printed "${out}/log/estimate.log")"
+    ${train_cmd} "${out}/log/inversion.log" "${once[@]}" "${invert[@]}"
 fi
 
 log "The leakage card, ${out}/card.md"

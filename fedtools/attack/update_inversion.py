@@ -13,8 +13,13 @@ OUT/inversion.png        some spectra: true, recovered, another speaker's
 
 from __future__ import annotations
 
+import io
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +38,8 @@ from fedtools.tasks.base import as_configured
 
 PARTS = ("part", "status")
 BAG = "bag of tokens"
+# Iterations of the searches that are timed for an estimate.
+_TRIED = (8, 24)
 OK, NOT_APPLICABLE = "ok", "not applicable"
 
 
@@ -77,6 +84,25 @@ def attack(
     write_tsv(out / "inversion_parts.tsv", PARTS, parts)
     write_tsv(out / "inversion.tsv", COLUMNS, rows)
     return rows
+
+
+def estimate(federation: Federation, options: Inversion, setup: InversionSetup) -> float:
+    """Return about how many seconds an attack will take, from two short ones on a single client.
+
+    Writes nothing. Arguments and errors are those of `attack`.
+    """
+    taken = []
+    for iterations in _TRIED:
+        short = replace(options, each=1, iterations=iterations, restarts=1)
+        with tempfile.TemporaryDirectory() as out, redirect_stderr(io.StringIO()):
+            begun = time.monotonic()
+            attack(federation, Path(out), short, replace(setup, defences=[]))
+            taken.append(time.monotonic() - begun)
+    few, many = _TRIED
+    each = max(0.0, taken[1] - taken[0]) / (many - few)
+    clients = min(options.each, len(federation.experiment.round(setup.number).sampled()))
+    searches = clients * (1 + len(setup.defences)) * options.restarts
+    return taken[0] + searches * options.iterations * each
 
 
 def bag_rows(world: World) -> Iterator[dict[str, object]]:

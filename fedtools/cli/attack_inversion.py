@@ -45,6 +45,9 @@ def inversion(
     resamples: int = RESAMPLES,
     seed: int = typer.Option(0, min=0, help="Random seed."),
     ngpu: int = NGPU,
+    estimate: bool = typer.Option(
+        False, "--estimate", help="Only print about how long it will take."
+    ),
 ) -> None:
     """Recover clips and utterances from updates.
 
@@ -75,5 +78,11 @@ def inversion(
     both = (ONE, REAL) if steps == "both" else (steps,)
     defences = [one for one in defence if one not in ("", "none")]
     setup = InversionSetup(round_, both, defences, resemblyzer, resamples, seed)
+    if estimate:
+        from fedtools.attack.update_inversion import estimate as seconds
+
+        found = seconds(open_experiment(experiment, ngpu), options, setup)
+        print(f"about {found / 60:.1f} minutes")
+        return
     rows = run(open_experiment(experiment, ngpu), out, options, setup)
     show(COLUMNS, rows, "llllll")
