@@ -22,8 +22,7 @@ from fedtools.models.adaptation import Adapt
 from fedtools.models.keywords import NETWORKS
 from fedtools.models.keywords.base import Sizes
 from fedtools.models.nnlm import NnlmOptions
-from fedtools.models.pretrained.options import Pretrained
-from fedtools.models.pretrained.whisper import Generation
+from fedtools.models.pretrained.options import Generation, Pretrained
 from fedtools.models.tdnn import TdnnEncoder
 from fedtools.models.training import Training
 from fedtools.privacy.options import Privacy

@@ -33,8 +33,7 @@ from fedtools.models.asr import (
     outputs,
     represent,
 )
-from fedtools.models.pretrained.options import is_pretrained, is_seq2seq, part_kinds
-from fedtools.models.pretrained.whisper import Generation
+from fedtools.models.pretrained.options import Generation, is_pretrained, is_seq2seq, part_kinds
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
 from fedtools.tasks.asr.aligned import report_unaligned
