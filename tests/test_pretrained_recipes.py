@@ -100,7 +100,7 @@ def test_labels_that_repeat_themselves_are_not_trained_on(tmp_path: Path):
         "training": {"labels": "transcripts", "optim": "adamw", "batch_bins": 60000},
         "rounds": 1,
         "average": 1,
-        "decode": {"beam": 1},
+        "decode": {"beam": 1, "no_repeat_ngram_size": 0},
         "baseline": {"rounds": 1},
         "variants": {
             "transcripts": {"training": {"labels": "transcripts"}},
