@@ -109,8 +109,12 @@ def test_each_command_opens_what_is_its_own(alone):
     (words,) = found["train-lm"]
     judged = [words[index + 1] for index, word in enumerate(words) if word == "--valid"]
     assert judged == [f"{data}/server_valid/text", f"{data}/valid/text"]
-    for name in ("train-tokens", "train-lm", "init", "rounds", "average", "tune"):
+    for name in ("train-tokens", "train-lm", "rounds", "average", "tune"):
         assert not [word for words in found[name] for word in words if "test" in word]
+    # The options of init.
+    begun = (recipe / exp / "experiments").read_text().splitlines()
+    assert len(begun) == len(SYSTEMS)
+    assert not [word for line in begun for word in line.split("\t") if "test" in word]
     (words,) = found["report"]
     rows = [words[index + 1] for index, word in enumerate(words) if word == "--row"]
     scored = [row.partition("=")[2] or row for row in rows]
