@@ -187,7 +187,7 @@ def test_clips_of_other_classes_are_refused_at_init(tmp_path):
 @pytest.mark.parametrize("kind", ["char", "bpe"])
 def test_characters_that_tokens_lack_are_named(world, tmp_path, kind):
     """However few: one letter in a word of the validation text, and a mark on a capital."""
-    texts = ["abba baba aabb bbaa abab baab"] * 4
+    texts = ["ab ba"] * 4
     data = DataDir.read(world / "fbank")
     data.path, data.text = tmp_path / "train", dict(zip(data.utterances, texts, strict=True))
     data.write()
@@ -202,6 +202,4 @@ def test_characters_that_tokens_lack_are_named(world, tmp_path, kind):
         *("--asset", f"tokens={tmp_path / 'tokens'}"),
     ).ok()
     (line,) = [one for one in done.err.splitlines() if "lacks" in one]
-    assert (
-        f"{tmp_path}/valid/text: {tmp_path}/tokens/tokens.txt lacks q, É, so that 1 of 21" in line
-    )
+    assert f"{tmp_path}/valid/text: {tmp_path}/tokens/tokens.txt lacks q, É, so that 1 of 9" in line
