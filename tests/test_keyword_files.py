@@ -95,9 +95,7 @@ def test_bad_options(world, cli, tmp_path):
     refused("clients_per_rond=2", said="clients_per_round")
     refused("trainning.stack=1", said="training")
     refused("training.stack=0", said="stack")
-    refused(
-        "training.augment.noise=1", said="config.yaml: training: augment: unknown option 'noise'"
-    )
+    refused("training.augment.noise=1", said="training.augment.noise=1: unknown option 'noise'")
     refused("model.network=dscn", said="dscnn")
     refused(
         "method_conf.private=heads", method="fedkws_ui", said="input should be 'model' or 'head'"
@@ -115,7 +113,7 @@ def test_bad_options(world, cli, tmp_path):
         "training.use_tf32=maybe",
         said="option 'use_tf32' is 'maybe': input should be a valid boolean",
     )
-    refused("training.optim_conf.lr=x", said="config.yaml: training: optim_conf")
+    refused("training.optim_conf.lr=x", said="lr=x: training: optim_conf: option 'lr'")
     refused("rounds=true", said="option 'rounds' is True: input should be a valid integer")
     refused("rounds=2020-13-45", said="the value is not YAML")
     refused("model.network_conf.channels=0", said="channels must be at least 1")

@@ -159,8 +159,8 @@ if [ -n "${indicator}" ] && [ "${each}" != 0 ]; then
 fi
 
 if [ "${inversion}" != 0 ]; then
-    invert=(fedtools attack inversion "${exp}" "${out}" --round "${rounds%% *}" --each "${inversion}"
-        "${protected[@]}" --config "${config}" --seed "${seed}" --ngpu "${ngpu}")
+    invert=(fedtools attack inversion "${exp}" "${out}" --seed "${seed}" --ngpu "${ngpu}"
+        --round "${rounds%% *}" --each "${inversion}" "${protected[@]}" --config "${config}")
     ${train_cmd} "${out}/log/estimate.log" "${once[@]}" "${invert[@]}" --estimate
     log "Inversion of ${inversion} clients' updates of round ${rounds%% *}:" \
         "$(printed "${out}/log/estimate.log")"
