@@ -139,7 +139,7 @@ def test_what_does_not_go_with_it_is_refused(world, trained, tmp_path):
     path = tmp_path / "exp"
     begin(world, path, denominator=False).fails(1, "criterion lfmmi", "--asset denominator=FOLDER")
     begin(world, path, "--set", "model.criterion=ctc").fails(1, "criterion ctc", "only with it")
-    begin(world, path, "--set", "model.criterion=mmi").fails(1, "c.yaml", "criterion: ", "'mmi'")
+    begin(world, path, "--set", "model.criterion=mmi").fails(1, "criterion: ", "'mmi'")
     labels = ("--set", "training.labels=continuous")
     begin(world, path, *labels).fails(1, "labels: continuous", "criterion ctc")
     method = ("--method", "decouplefl", "--set", "method_conf.personal=[encoder.layers.0.*]")

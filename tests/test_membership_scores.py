@@ -256,8 +256,8 @@ def test_rates_want_ten_false_positives(others, told_of):
     found = judge(np.arange(others + 5.0)[::-1], members, *[np.zeros(others + 5, int)] * 2, 20, 0)
     assert [name for name in RATES if found[name] != "-"] == told_of
     assert all(found[name] == "100.00" for name in told_of)
-    # With one speaker, there is no interval.
-    assert found["low"] == "-" and found["AUC%"] == "100.00"
+    # With one speaker, the interval is the exact one of one trial: 0.975 = 1 - 0.025.
+    assert (found["AUC%"], found["low"], found["high"]) == ("100.00", "2.50", "100.00")
 
 
 def test_audio_tells_what_differs_in_audio():
