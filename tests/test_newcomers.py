@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 import simulated
+import yaml
 from asr_world import begin, model_of, say, table, tokens_of
 from conftest import inside
 from safetensors.numpy import load_file
