@@ -30,10 +30,10 @@ from fedtools.files.tables import (
     format_table,
     number,
     read_tsv,
+    size_text,
     with_deviation,
     write_tsv,
 )
-from fedtools.report.results import size_text
 from fedtools.score.wer import COLUMNS as SCORE
 
 COUNTS = ("wer_tokens", "wer_errors", "cer_tokens", "cer_errors")

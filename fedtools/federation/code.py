@@ -24,6 +24,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.options import Options
 from fedtools.files.registry import own_folders
+from fedtools.methods import sections_of
 from fedtools.methods.base import Method
 from fedtools.tasks.base import Task
 
@@ -34,8 +35,7 @@ _REMEDY = "put the code back, or begin another experiment"
 
 def kinds_of(options: Options, method: Method, task: type[Task[Any]]) -> dict[str, type]:
     """Return the classes of an experiment's sections, by names such as "model.network_conf"."""
-    own = {f"method_conf.{name}": kind for name, kind in method.sections.items()}
-    return {"method_conf": type(method), **own, **task.kinds(options)}
+    return {**sections_of(type(method)), **task.kinds(options)}
 
 
 def defaults_of(options: Options, kinds: Mapping[str, type]) -> dict[str, Any]:

@@ -98,6 +98,17 @@ def sha256(path: str | Path) -> str:
         return sha256_of(file)
 
 
+def sha256_once(path: Path) -> str:
+    """Return a file's SHA-256, computed once per process unless the file changes."""
+    stat = path.stat()
+    return _hashed(path.resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _hashed(path: Path, *_: int) -> str:
+    return sha256(path)
+
+
 def sha256_of(file: IO[bytes]) -> str:
     """Return the SHA-256 of the rest of an open file, in hexadecimal."""
     digest = hashlib.sha256()

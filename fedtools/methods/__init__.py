@@ -27,6 +27,12 @@ def _lacks(method: type) -> str:
 METHODS: Registry[type[Method]] = Registry(__name__, "method", _lacks)
 
 
+def sections_of(method: type[Method]) -> dict[str, type]:
+    """Return the classes of a method's options, by the names of their sections."""
+    own = {f"method_conf.{name}": kind for name, kind in method.sections.items()}
+    return {"method_conf": method, **own}
+
+
 def make_method(name: object, options: Mapping[str, Any] | None, where: str | Path) -> Method:
     """Make a method from its name and options; raise a `UserError` for what is unknown."""
     return from_mapping(METHODS.get(name, where), options, f"{where}: method_conf")

@@ -54,7 +54,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtools.files.atomic import atomic_path, sha256, write_text
+from fedtools.files.atomic import atomic_path, sha256, sha256_once, write_text
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import read_sums, write_sums
 from fedtools.files.locks import lock
@@ -207,7 +207,7 @@ class Record:
             problem = f"a version whose record did not cover options began {self._experiment}"
             raise UserError(problem, path=self.registry, remedy=remedy)
         for name, known in read_sums(pinned).items():
-            if not (path := self._experiment / name).is_file() or sha256(path) != known:
+            if not (path := self._experiment / name).is_file() or sha256_once(path) != known:
                 problem = f"not the one that the noise key's record began with ({pinned})"
                 raise UserError(problem, path=path, remedy=f"put it back, or {remedy}")
 

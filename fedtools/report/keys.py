@@ -19,8 +19,7 @@ import yaml
 
 from fedtools.files.config import declared
 from fedtools.files.tables import format_table
-from fedtools.methods import METHODS
-from fedtools.methods.base import Method
+from fedtools.methods import METHODS, sections_of
 
 # Names of bounds, as in annotated_types.
 _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
@@ -104,9 +103,10 @@ def _values(hint: Any) -> str:
 def method_text(name: str) -> str:
     """Return a method's options and their meanings in plain text."""
     method = METHODS.get(name, None)
-    kinds = {"method_conf": method, **_sections_of(method)}
     keys = [
-        (f"{section}.{key.name}", key) for section, kind in kinds.items() for key in keys_of(kind)
+        (f"{section}.{key.name}", key)
+        for section, kind in sections_of(method).items()
+        for key in keys_of(kind)
     ]
     rows = [[name, key.default, key.values, key.owner.__name__] for name, key in keys]
     summary = inspect.cleandoc(method.__doc__ or "").partition("\n")[0]
@@ -117,7 +117,3 @@ def method_text(name: str) -> str:
     ]
     table = format_table(("option", "default", "values", "of"), rows, "llll")
     return "\n".join([summary, "", table, *told, ""])
-
-
-def _sections_of(method: type[Method]) -> dict[str, type]:
-    return {f"method_conf.{name}": kind for name, kind in method.sections.items()}

@@ -15,8 +15,7 @@ from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
 from fedtools.files.messages import COLLAPSED, COLLAPSED_FROM, COUNTED
-from fedtools.files.tables import count, format_table, number, read_tsv
-from fedtools.files.tables import size_text as size_text
+from fedtools.files.tables import count, format_table, number, read_tsv, size_text
 from fedtools.files.text_files import stream_lines
 from fedtools.files.units import Unit
 from fedtools.methods import METHODS

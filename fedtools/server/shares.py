@@ -43,6 +43,12 @@ def most_of(amounts: Sequence[float], ratio: float) -> float:
     return ratio * statistics.median_low(given) if ratio and given else math.inf
 
 
+def bounded(amounts: Sequence[float], ratio: float) -> list[float]:
+    """Return amounts, of which each is at most the bound of `most_of`."""
+    most = most_of(amounts, ratio)
+    return [min(amount, most) for amount in amounts]
+
+
 def dominant(amounts: Sequence[float]) -> list[int]:
     """Return the positions of the amounts that are more than half of all, if these are few.
 
@@ -57,8 +63,7 @@ def dominant(amounts: Sequence[float]) -> list[int]:
 def weights_of(rules: Rules, messages: Sequence[Message]) -> list[float]:
     """Return each client's weight in the mean, bounded by `Method.max_weight_ratio`."""
     weights = [rules.weight(message.utterances) for message in messages]
-    most = most_of(weights, rules.max_weight_ratio)
-    return [min(weight, most) for weight in weights]
+    return bounded(weights, rules.max_weight_ratio)
 
 
 def taken_of(sent: Mapping[str, FeatureReader], ratio: float) -> dict[str, list[str]]:

@@ -30,13 +30,13 @@ from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
-from fedtools.files.tables import format_markdown, with_deviation
+from fedtools.files.tables import format_markdown, size_text, with_deviation
 from fedtools.files.units import WORD
 from fedtools.privacy.ledger import LEVELS
 from fedtools.report.intervals import record_file
 from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import Page, image, provenance
-from fedtools.report.results import read_cost, size_text
+from fedtools.report.results import read_cost
 from fedtools.report.section import Section, page_with
 from fedtools.report.summary import Summary, on_terminal
 from fedtools.score.align import count_errors

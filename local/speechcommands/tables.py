@@ -26,11 +26,11 @@ from runs import (
 )
 
 from fedtools.files.errors import UserError
-from fedtools.files.tables import format_markdown, read_tsv, with_deviation
+from fedtools.files.tables import format_markdown, read_tsv, size_text, with_deviation
 from fedtools.models.training import OPTIMIZERS
 from fedtools.report.differences import cells, note_of
 from fedtools.report.page import embolden
-from fedtools.report.results import epochs_text, size_text
+from fedtools.report.results import epochs_text
 from fedtools.score.crossed import Difference, differences
 from fedtools.score.detection import RATES
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtools.files.atomic import sha256
+from fedtools.files.atomic import sha256_once
 from fedtools.files.clips import RATE
 from fedtools.files.errors import INSTALL_PRETRAINED, UserError
 from fedtools.files.json_files import read_object
@@ -226,9 +226,9 @@ class Folder:
     @cached_property
     def sum(self) -> str:
         """Return the SHA-256 of weights and configuration, which identifies the model."""
-        digest = hashlib.sha256(_sum_of(self.path / "config.json").encode())
+        digest = hashlib.sha256(sha256_once(self.path / "config.json").encode())
         for file in self.files():
-            digest.update(_sum_of(file).encode())
+            digest.update(sha256_once(file).encode())
         if self.inputs == "wave":
             digest.update(b"normalized" if self.normalized else b"as it is")
         return digest.hexdigest()
@@ -238,7 +238,7 @@ class Folder:
         settings = self.path / SETTINGS
         if not search or not settings.is_file():
             return self.sum
-        return hashlib.sha256(f"{self.sum} {_sum_of(settings)}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.sum} {sha256_once(settings)}".encode()).hexdigest()
 
     def load(self) -> PreTrainedModel:
         """Build the model in single precision and evaluation mode, without random masks or drops.
@@ -304,17 +304,6 @@ def _remedy(folder: Path) -> str:
         return "convert it by fedtools import"
     below = sorted(path.parent for path in folder.glob("*/config.json"))
     return f"give the model in it, such as {below[0]}" if below else _REMEDY
-
-
-def _sum_of(path: Path) -> str:
-    """Return a file's SHA-256, computed once per process unless the file changes."""
-    stat = path.stat()
-    return _hashed(path.resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-
-
-@lru_cache(maxsize=64)
-def _hashed(path: Path, *_: int) -> str:
-    return sha256(path)
 
 
 def _check_whole(path: Path) -> None:

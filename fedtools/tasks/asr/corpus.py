@@ -199,10 +199,10 @@ class Corpus:
             problem = "all labels of clients' features are empty"
             raise UserError(problem, path=data.path, remedy=remedy)
         found = self.gather_sent(data, list(data.text), seals, labelled=True)
-        if lost := found.unaligned(self._models.build()):
-            effect = f"{len(lost)} of {len(found)} labels have no alignment: left out"
+        kept = without_unaligned(found, self._models.build())
+        if lost := len(found) - len(kept):
+            effect = f"{lost} of {len(found)} labels have no alignment: left out"
             print(f"round {number}, server: {effect}", file=sys.stderr)
-            kept = without_unaligned(found, self._models.build())
             found = self.gather_sent(data, kept, seals, labelled=True)
         return found
 

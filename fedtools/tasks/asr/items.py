@@ -45,12 +45,11 @@ class Single:
         self._data, self._owners, self._epochs = data, owners, epochs
         self._corpus, self._models, self._tokenizer = corpus, models, tokenizer
         audio = corpus.gather(data, data.utterances)
-        if lost := audio.unaligned(models.build()):
-            print(
-                f"{data.path}: {len(lost)} utterances without an alignment: left out",
-                file=sys.stderr,
-            )
-            audio = corpus.gather(data, without_unaligned(audio, models.build()))
+        kept = without_unaligned(audio, models.build())
+        if lost := len(audio) - len(kept):
+            left_out = f"{lost} utterances without an alignment: left out"
+            print(f"{data.path}: {left_out}", file=sys.stderr)
+            audio = corpus.gather(data, kept)
         self._audio = audio
         self._places = {name: index for index, name in enumerate(self._audio.names)}
 
