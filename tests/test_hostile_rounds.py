@@ -280,6 +280,7 @@ def test_one_of_twenty_clients_has_no_word_to_itself(crowd, tmp_path, key, optio
     if lowered:
         (amount,) = re.findall(rf"{liar}: counts of 150000 in all lowered to ([0-9.]+)", told)
         assert 4 * honest < float(amount) < 9 * honest
+        assert 20 < share_of(path, liar) < 40
     assert {one for name, one in status.items() if name != liar} == {"ok"}
 
 
@@ -295,6 +296,14 @@ def test_a_client_with_most_of_the_counts_is_named(crowd, tmp_path, key):
     assert f"round 1: 1 of 20 clients has 99% of all counts: {liar} (99%)" in told
     status = {row["client"]: row["status"] for row in ledger(path)}
     assert [name for name, one in status.items() if one == "large share"] == [liar]
+    assert 98 < share_of(path, liar) < 100
+
+
+def share_of(path: Path, client: str) -> float:
+    """Return a client's share in the first round, in percent, as shown."""
+    table = inside("show", path, "--clients").ok().out.splitlines()
+    (row,) = (line.split() for line in table if line.startswith(f"{client} "))
+    return float(row[row.index("%") - 1])
 
 
 def test_what_one_client_may_have_is_said_at_init(crowd, tmp_path, key):

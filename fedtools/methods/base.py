@@ -135,6 +135,11 @@ class Method:
     max_norm_ratio: NonNegative = 20.0
     max_weight_ratio: NonNegative = 20.0
 
+    @property
+    def bounds_sums(self) -> bool:
+        """Return whether the median client's amount bounds the others'; see `max_weight_ratio`."""
+        return True
+
     def check(self, task: str, parts: Sequence[TaskPart], model: Mapping[str, Any]) -> None:
         """Raise a ValueError if the method does not support this task or model configuration.
 

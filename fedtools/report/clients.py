@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,8 @@ from fedtools.files.states import read_at, read_layout
 from fedtools.files.tables import count, format_table, number, read_tsv
 from fedtools.files.values import STATISTICS
 from fedtools.methods import make_method
-from fedtools.server.shares import most_of
+from fedtools.methods.base import COUNTS, Extracted, Method
+from fedtools.server.shares import bounded
 
 _HEADER = ("client", "utterances", "steps", "loss", "norm", "share", "status")
 State = Mapping[str, np.ndarray]
@@ -27,7 +28,8 @@ def clients_table(experiment: Experiment, at: int | None = None) -> str:
 
     The norm is that of the difference between the model that a client sent and the one that it
     received, without BatchNorm statistics, and the server's that of the new model and the old one.
-    The share is a client's weight in the mean, and the server's loss the mean with these weights.
+    The share is a client's weight in the mean, or its part of all counts or of all utterances with
+    features; the server's loss is the mean with these weights.
 
     Raises:
         UserError: if the round is not complete, or its messages were not kept.
@@ -46,10 +48,12 @@ def clients_table(experiment: Experiment, at: int | None = None) -> str:
     counted = [row for row in rows if statuses.get(row["client"]) in COUNTED]
     options = experiment.options
     method = make_method(options.method, options.method_conf, experiment.path / "config.yaml")
-    weights = [method.weight(int(row["utterances"])) for row in counted]
-    most = most_of(weights, method.max_weight_ratio)
-    total = math.fsum(bounded := [min(weight, most) for weight in weights])
-    shares = {one["client"]: weight / total for one, weight in zip(counted, bounded, strict=True)}
+    weights = _weights(method, at, counted)
+    total = math.fsum(weights)
+    shares = {
+        one["client"]: weight / total if total else 0.0
+        for one, weight in zip(counted, weights, strict=True)
+    }
     lines = [
         [*(row[name] for name in _HEADER[:5]), _percent(shares.get(row["client"])),
          statuses.get(row["client"], "-")]
@@ -63,6 +67,18 @@ def clients_table(experiment: Experiment, at: int | None = None) -> str:
     return format_table(_HEADER, lines, "lrrrrrl")
 
 
+def _weights(method: Method, at: int, rows: Sequence[Mapping[str, str]]) -> list[float]:
+    """Return what the server used of each client's message in a round."""
+    sends = method.phase(at).sends
+    if sends == COUNTS:
+        weights = [float(row["amount"]) for row in rows]
+    elif isinstance(sends, Extracted):
+        weights = [float(row["utterances"]) for row in rows]
+    else:
+        weights = [method.weight(int(row["utterances"])) for row in rows]
+    return bounded(weights, method.max_weight_ratio) if method.bounds_sums else weights
+
+
 def _messages(folder: Path, jobs: int, start: State) -> list[dict[str, str]]:
     """Return a row for each message of a round, in the order of clients."""
     found = []
@@ -72,12 +88,14 @@ def _messages(folder: Path, jobs: int, start: State) -> list[dict[str, str]]:
             continue
         for line, row in enumerate(read_tsv(table, COLUMNS), 2):
             loss = number(row, "loss", table, line)
+            sent = _sent(tensors, line - 2) if tensors.exists() else {}
             found.append(
                 {
                     **row,
                     "utterances": str(count(row, "utterances", table, line)),
                     "loss": f"{loss:.4g}",
-                    "norm": _norm(_sent(tensors, line - 2), start) if tensors.exists() else "-",
+                    "norm": _norm(sent, start) if tensors.exists() else "-",
+                    "amount": repr(math.fsum(float(np.abs(one).sum()) for one in sent.values())),
                 }
             )
     return sorted(found, key=lambda row: row["client"])
