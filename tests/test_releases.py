@@ -432,6 +432,8 @@ def own_registry(path: Path) -> None:
     made.mkdir(parents=True)
     config = yaml.safe_load((path / "config.yaml").read_text())
     config["method_conf"]["noise_key"] = str(link)
+    # An option that is given has no default.
+    del config["defaults"]["method_conf"]["noise_key"]
     (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     for name in ("folder", "clients"):
         (made / name).write_text("")
