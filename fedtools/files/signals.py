@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,12 +16,25 @@ def uninterrupted() -> Iterator[None]:
     """Keep Ctrl-C, which all processes of a terminal get, from those that are started within.
 
     They inherit the mask, even while they import modules. Here, a Ctrl-C takes effect afterwards.
+    A signal to the process goes to any thread that does not mask it, such as a library's, and
+    Python then runs the handler in the main thread: so that one only takes note meanwhile.
     """
+    came: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.getsignal(signal.SIGINT)
+    # What is ignored stays so, in processes that are started as well.
+    noted = main and callable(handler)
+    if noted:
+        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
         yield
     finally:
+        if noted:
+            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def is_interrupt(error: BaseException | None) -> bool:
