@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "fedtools/__init__.py").read_text("utf-8"))
 README = ROOT / "README.md"
 
+
+class BuildWithCommit(build_py):
+    """Copies the package, with the commit that it is from, for the record of an experiment."""
+
+    def run(self) -> None:
+        super().run()
+        # From an archive of the sources, the commit is not known. An editable package has its own.
+        if (ROOT / ".git").exists() and not self.editable_mode:
+            git = ("git", "-C", str(ROOT))
+            head, changed = (
+                subprocess.run([*git, *command], check=True, capture_output=True, text=True).stdout
+                for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", "fedtools"])
+            )
+            commit = head.strip() + ("-dirty" if changed else "")
+            Path(self.build_lib, "fedtools", "commit.txt").write_text(f"{commit}\n", "utf-8")
+
+
 setup(
+    cmdclass={"build_py": BuildWithCommit},
     # The package and the command are `fedtools`, but on PyPI that is another project.
     name="fedtools-speech",
     version=VERSION[1],

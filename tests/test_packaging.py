@@ -29,11 +29,31 @@ def dist(tmp_path_factory) -> Path:
     shutil.copytree(ROOT / "fedtools", copy / "fedtools", ignore=shutil.ignore_patterns("*.pyc"))
     for folder_beside in ("tests", "utils", "local"):
         shutil.copytree(ROOT / folder_beside, copy / folder_beside, symlinks=True)
-    for name in ("setup.py", "LICENSE", "README.md"):
+    for name in ("setup.py", "LICENSE", "README.md", ".gitignore"):
         shutil.copy(ROOT / name, copy)
+    commit_all(copy)
     build = (sys.executable, "setup.py", "-q", "sdist", "-d", folder, "bdist_wheel", "-d", folder)
     run(*build, cwd=copy, cold=True).ok()
     return folder
+
+
+def commit_all(folder: Path) -> None:
+    """Commit all files of a folder."""
+    git = ("git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@b.c")
+    run("git", "init", "-q", folder).ok()
+    run(*git, "add", ".").ok()
+    run(*git, "commit", "-qm", "all").ok()
+
+
+def test_an_experiment_of_the_wheel_knows_its_commit(dist, tmp_path):
+    """What pip installs lies in no checkout."""
+    (wheel,) = dist.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    head = run("git", "-C", dist / "a check out", "rev-parse", "HEAD").ok().out.strip()
+    line = "from pathlib import Path; from fedtools.files.provenance import record; record(Path())"
+    run(sys.executable, "-c", line, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, cold=True).ok()
+    assert (tmp_path / "software.yaml").read_text().splitlines()[0] == f"git: {head}"
 
 
 def test_the_wheel_holds_the_package_alone(dist):

@@ -32,8 +32,14 @@ def record(folder: Path, own: Iterable[Path] = ()) -> None:
     here = Path(__file__)
     # An installed copy may lie in a checkout of other code.
     tracked = _git(here.parent, "ls-files", "--error-unmatch", here.name) is not None
-    git = git_hash(here.parent, _REPORTS) if tracked else "unknown"
+    git = git_hash(here.parent, _REPORTS) if tracked else _built_from(here.parents[1])
     write_yaml(folder / RECORD, {"git": git, **software(), **_packages_of(own)})
+
+
+def _built_from(package: Path) -> str:
+    """Return the commit that a package was built from, which setup.py wrote, or "unknown"."""
+    written = package / "commit.txt"
+    return written.read_text("utf-8").strip() if written.is_file() else "unknown"
 
 
 def _packages_of(files: Iterable[Path]) -> dict[str, str]:
