@@ -88,7 +88,7 @@ def test_a1_sex_membership_and_costs_of_keyword_networks(world, tmp_path):
         for number, one in enumerate(people)
     ]
     (tmp_path / "models.tsv").write_text("model\tspeaker\tgender\ttalks\n" + "".join(lines))
-    table = ("--models", tmp_path / "models.tsv", "--resamples", "20")
+    table = ("--models", tmp_path / "models.tsv", "--resamples", "20", "--permutations", "9")
     folders = [look(name, name, *TWO[:2]) for name in PEOPLE]
     inside("attack", "attributes", *folders, tmp_path, *table).ok()
     rows = read_tsv(tmp_path / "attributes.tsv", None)

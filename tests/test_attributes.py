@@ -134,6 +134,17 @@ def test_intervals_hold_the_binomial_one(tmp_path, speakers):
     assert bounds == pytest.approx(binomial_bounds(area / 100, speakers // 2), abs=0.2)
 
 
+def test_a_value_that_differs_by_rounding_alone_tells_nothing():
+    random = np.random.default_rng(2)
+    features, labels = random.normal(size=(30, 4)), np.arange(30) % 2
+    rounded = np.full((30, 1), 0.7) + labels[:, None] * np.spacing(0.7)
+    told = [
+        cross_validated(one, one, labels, 2, np.arange(30) // 3)
+        for one in (features, np.hstack([features, rounded]))
+    ]
+    assert np.allclose(*told)
+
+
 def test_each_part_is_told_by_the_others():
     """A part's labels do not affect its own predictions, nor does a class found only in it."""
     random = np.random.default_rng(1)
