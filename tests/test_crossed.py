@@ -118,6 +118,40 @@ def test_seeds_alone_give_students_interval_of_as_many_less_one(gaps):
     assert found.p == pytest.approx(by_hand.pvalue)
 
 
+def test_degrees_of_freedom_are_those_of_all_mean_squares():
+    """By hand: a two-way table of gaps, in which seeds, speakers and both together vary."""
+    seeds, speakers = 3, 12
+    random = np.random.default_rng(4)
+    gaps = (
+        random.normal(0, 4, (seeds, 1))
+        + random.normal(0, 6, speakers)
+        + random.normal(0, 9, (seeds, speakers))
+    ).round()
+    others = np.full((seeds, speakers), 50.0)
+    found = difference(others + gaps, others, np.full(speakers, 100), np.zeros(speakers, int))
+    mean, rows, columns = gaps.mean(), gaps.mean(1), gaps.mean(0)
+    of_seeds = speakers * sum((row - mean) ** 2 for row in rows) / (seeds - 1)
+    of_speakers = seeds * sum((column - mean) ** 2 for column in columns) / (speakers - 1)
+    of_both = sum(
+        (gaps[one, other] - rows[one] - columns[other] + mean) ** 2
+        for one in range(seeds)
+        for other in range(speakers)
+    )
+    of_both /= (seeds - 1) * (speakers - 1)
+    # Else, one of the mean squares would be taken alone.
+    assert of_both < min(of_seeds, of_speakers)
+    total = of_seeds + of_speakers - of_both
+    free = total**2 / (
+        of_seeds**2 / (seeds - 1)
+        + of_speakers**2 / (speakers - 1)
+        + of_both**2 / ((seeds - 1) * (speakers - 1))
+    )
+    error = np.sqrt(total / seeds / speakers)
+    half = student.ppf(0.975, free) * error
+    assert found[:3] == pytest.approx((mean, mean - half, mean + half))
+    assert found.p == pytest.approx(2 * student.sf(abs(mean) / error, free))
+
+
 # --- means over seeds of what speakers are drawn for
 
 
