@@ -143,6 +143,23 @@ def test_no_other_is_a_recording_of_the_client_at_another_speed():
         assert [other for _, other in pairs[SAME]] == ["a1-0"]
 
 
+def test_no_shadow_model_has_the_clients_other_recordings_at_another_speed():
+    """Both other clients of the speaker, one of which is kin, have copies of all of them."""
+    mine = {f"a0-{n}": "a0" for n in range(6)}
+    owners = {**mine, **{f"b0-{n}": "b0" for n in range(12)}}
+    for client in ("a1", "a2"):
+        owners |= {f"{name}@{client}": client for name in mine}
+        owners |= {f"{client}-{n}": client for n in range(3)}
+    items = items_of(owners)
+    draw = Draw(items, ["a0", "a1", "a2", "b0"], 1, 1, 0)
+    trials = draw.trials("a0")
+    assert len(trials.kin) == 1 and len(trials.pairs[SAME]) == 1
+    for data in plan(draw, trials, 3, 0):
+        rest = {items.recordings[item] for item in data[1:]}
+        assert len(data) == 6 and rest.isdisjoint(mine)
+        assert {name[0] for name in rest} == {"a"}
+
+
 def test_who_has_no_others_is_not_tried():
     owners = {f"a-{n}": "a" for n in range(3)}
     assert Draw(items_of(owners), ["a"], 5, 4, 0).trials("a") is None
