@@ -116,6 +116,23 @@ def test_intervals_are_over_seeds_and_speakers(scores, tmp_path):
     assert width == pytest.approx(told.high - told.low, rel=0.5) and width < 15
 
 
+def test_a_difference_that_varies_with_the_seed_has_students_interval(scores, tmp_path):
+    """The first attack is the same with each seed, and the gap is small with the first seed."""
+    shifts = [-0.1, -0.8, -2.0]
+    named = of_seeds([0.0] * 3, tmp_path, "a", scores["good"])
+    named += of_seeds(shifts, tmp_path, "b", scores["good"])
+    inside("attack", "compare", tmp_path / "out.tsv", *named).ok()
+    row = read_tsv(tmp_path / "out.tsv", None)[1]
+    base = equal_error_rate(scores["good"], SAME)
+    gaps = [equal_error_rate(scores["good"] + shift * SAME, SAME) - base for shift in shifts]
+    told = ttest_1samp(gaps, 0).confidence_interval(0.95)
+    assert float(row["difference"]) == pytest.approx(np.mean(gaps), abs=0.011)
+    # Speakers add little to it.
+    assert float(row["dlow"]) == pytest.approx(told.low, abs=4)
+    assert float(row["dhigh"]) == pytest.approx(told.high, abs=4)
+    assert told.high - told.low > 40
+
+
 def test_seeds_of_which_the_first_hardly_varies_over_speakers(scores, tmp_path):
     """The first seed is almost right for all speakers, the others are not."""
     random = np.random.default_rng(5)
