@@ -409,6 +409,18 @@ def test_intervals_hold_the_truth():
     assert estimate_error_rate(*sessions(40, 0)) == estimate_error_rate(*sessions(40, 0))
 
 
+def test_no_error_has_the_exact_interval_of_as_many_targets():
+    """Draws of speakers without an error have no width."""
+    speakers = np.repeat(np.arange(20), 3)
+    one, other = np.triu_indices(60, 1)
+    pairs = np.stack([speakers[one], speakers[other]], 1)
+    targets = pairs[:, 0] == pairs[:, 1]
+    found = estimate_error_rate(targets + 0.0, targets, pairs, resamples=100)
+    # Three pairs of each speaker.
+    assert (found.value, found.low, found.targets) == (0, 0, 60)
+    assert found.high == pytest.approx(100 * (1 - 0.025 ** (1 / 60)))
+
+
 def test_an_error_rate_as_a_text():
     scores, targets, pairs = sessions(40, 0)
     found = estimate_error_rate(scores, targets, np.char.add("s", pairs.astype(str)))
