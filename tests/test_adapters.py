@@ -223,6 +223,9 @@ def test_constants_of_adapters_are_in_states_and_are_merged(folder, combine):
 def test_a_stack_is_its_clients_one_by_one(folder, how):
     config = {"network": "hf", "path": str(folder), "adapt": how}
     stack, one = (build_network(config, 5, "x", clients=n).double().eval() for n in (3, 1))
+    # All begin with the same model.
+    for value in stack.state_dict().values():
+        assert torch.equal(value, value[:1].expand_as(value))
     stir(stack)
     clips = torch.randn(3, 2, 100, 80, dtype=torch.float64)
     found = stack(clips)
