@@ -149,6 +149,16 @@ def losses(path: Path) -> list[float]:
     return found
 
 
+def assert_near(one: Path, other: Path) -> None:
+    """Compare the losses of two experiments; those in messages have four digits."""
+    np.testing.assert_allclose(losses(one), losses(other), rtol=1.1e-3)
+    measured = [
+        [float(row["loss"]) for row in rows_of(path / "evaluate_valid.tsv")]
+        for path in (one, other)
+    ]
+    np.testing.assert_allclose(*measured, atol=1e-5, rtol=1e-5)
+
+
 def made(path: Path) -> dict[str, np.ndarray]:
     """Return the stored outputs of an experiment: split, and owner if any -> values."""
     root = data_of(path)
@@ -174,9 +184,10 @@ CASES = {
 def test_losses_are_as_without(world: Path, case: str):
     task, adapt, positions = CASES[case]
     more = {"criterion": "seq2seq", "window": 1} if case == "asr decoder" else {}
-    plain = losses(train(world, task, adapt, **more))
+    without = train(world, task, adapt, **more)
+    plain = losses(without)
     kept = train(world, task, adapt, cache_frozen=True, **more)
-    np.testing.assert_allclose(losses(kept), plain, atol=1e-5, rtol=1e-5)
+    assert_near(kept, without)
     assert len(set(plain)) >= 6
     files = made(kept)
     assert not list(kept.glob("**/frozen"))
@@ -200,7 +211,7 @@ def test_losses_are_as_without(world: Path, case: str):
 def test_losses_of_waveforms_are_as_without(world: Path, task: str, kind: str):
     model = {"adapt": UPPER, "path": str(world / kind)}
     plain, kept = (train(world, task, **model, **more) for more in ({}, {"cache_frozen": True}))
-    np.testing.assert_allclose(losses(kept), losses(plain), atol=1e-5, rtol=1e-5)
+    assert_near(kept, plain)
     assert len(set(losses(plain))) >= 6
     files = made(kept)
     # A position has 20 samples, and the first has 30.

@@ -51,7 +51,7 @@ def state(client: str, spec=SPEC) -> dict[str, np.ndarray]:
 
 def report(client: str, left_out=()) -> Report:
     reason = LEFT_OUT if client in left_out else ""
-    return Report(client, 10 + CLIENTS.index(client), 5, 0.5, 1.25, reason)
+    return Report(client, 10 + CLIENTS.index(client), 5, 0.5, 1.2, reason)
 
 
 def stack(clients, spec=SPEC, tensors=state) -> dict[str, np.ndarray]:
@@ -94,7 +94,7 @@ def test_rows_come_back_and_the_file_is_the_librarys(tmp_path):
     for message in messages:
         assert (message.utterances, message.steps, message.loss, message.seconds) == (
             *(10 + CLIENTS.index(message.client), 5),
-            *(0.5, 1.25),
+            *(0.5, 1.2),
         )
         assert message.bytes == 3 * 4 + 8 + 6 * 4
         for name in SPEC:
@@ -149,6 +149,24 @@ def test_who_is_left_out_has_a_row_and_sends_zeros(tmp_path_factory, left_out):
 def bad_if(bad: bool, client: str) -> dict[str, np.ndarray]:
     """Return a client's tensors, or NaN."""
     return {name: value * (np.nan if bad else 1) for name, value in state(client).items()}
+
+
+@pytest.mark.parametrize(
+    ("loss", "seconds", "sent"),
+    [
+        (1.23456789, 83.123456, ("1.235", "83")),
+        (-0.00098765432, 0.0123456, ("-0.0009877", "0.012")),
+        (123456.7, 123.456, ("123500", "120")),
+        (0.0, 0.0, ("0", "0")),
+        (1e300, 4e-7, ("1e+300", "4e-07")),
+    ],
+)
+def test_no_more_digits_are_sent_than_are_used(tmp_path, loss, seconds, sent):
+    with MessageWriter(tmp_path, 1, ["a"], Payload(), BASE) as writer:
+        writer.send([Report("a", 3, 1, loss, seconds)])
+    header, row = (tmp_path / "update.1.tsv").read_text().splitlines()
+    found = dict(zip(header.split("\t"), row.split("\t"), strict=True))
+    assert (found["loss"], found["seconds"]) == sent
 
 
 def test_losses_that_are_no_numbers_are_left_out_without_a_trace(tmp_path):
@@ -614,8 +632,8 @@ def test_the_seconds_of_features_are_those_in_which_they_are_computed(tmp_path):
     with MessageWriter(tmp_path, 1, ["alice"], SOUND, BASE) as writer:
         writer.send([report("alice")._replace(utterances=2)], None, slowly())
     (message,), _ = read_messages(tmp_path, [["alice"]], ["alice"], SOUND, BASE)
-    # The work it reported before that is 1.25.
-    assert 1.25 + 0.4 <= message.seconds < 60
+    # The work it reported before that is 1.2.
+    assert 1.59 <= message.seconds < 60
 
 
 def test_who_sends_no_features_is_refused(tmp_path):

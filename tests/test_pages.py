@@ -18,6 +18,7 @@ from reported import has_blank_edges
 
 from fedtools import __version__
 from fedtools.methods.base import Method
+from fedtools.report.options import own_command
 
 # Sections of CONTRIBUTING.md whose commands are run here.
 TYPED = ("A method", "A keyword network", "A task", "A corpus")
@@ -148,3 +149,14 @@ def test_no_picture_of_a_results_page_is_cut_off():
     pictures = sorted(ROOT.glob("egs/*/*/RESULTS*.png"))
     assert len(pictures) > 20
     assert [path.name for path in pictures if not has_blank_edges(path)] == []
+
+
+def test_a_command_on_a_page_names_no_user(tmp_path, monkeypatch):
+    """The default is this process's command, which may have absolute paths."""
+    home = tmp_path / "home/eve"
+    (home / "work").mkdir(parents=True)
+    monkeypatch.chdir(home / "work")
+    monkeypatch.setenv("HOME", str(home))
+    words = [f"{home}/.venv/bin/fedtools", "report", f"{home}/work/R.md", f"a={home}/exp/a b", "x"]
+    monkeypatch.setattr("sys.argv", words)
+    assert own_command() == "fedtools report R.md 'a=~/exp/a b' x"

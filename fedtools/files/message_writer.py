@@ -31,6 +31,16 @@ if TYPE_CHECKING:
     import torch
 
 
+# Significant digits of the loss, of which three are shown, and of the time. More would tell the
+# server about the data of a client, or its machine, what it has no use for.
+_LOSS, _SECONDS = 4, 2
+
+
+def rounded(value: float, digits: int) -> str:
+    """Return a number with some significant digits, without an exponent unless it is extreme."""
+    return f"{float(f'{value:.{digits}g}'):.12g}"
+
+
 class MessageWriter:
     """Writer of one job's files, which are never held in memory.
 
@@ -134,8 +144,8 @@ class MessageWriter:
     def _line(self, report: Report, size: int) -> dict[str, object]:
         return {
             **report._asdict(),
-            "loss": repr(float(report.loss)) if not report.reason else "0.0",
-            "seconds": f"{report.seconds:.3f}",
+            "loss": rounded(report.loss, _LOSS) if not report.reason else "0.0",
+            "seconds": rounded(report.seconds, _SECONDS),
             "bytes": size,
             "base": self._base,
             "status": status_of(report.reason, report.empty_labels),

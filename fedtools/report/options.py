@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import re
 import shlex
 import sys
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fedtools.report.page import Corpus, Page
@@ -46,6 +48,13 @@ def page_of(
         parser.error(str(error))
 
 
+def own_command() -> str:
+    """Return this process's command, without the folders above the current and the user's own."""
+    text = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]).replace(f"{Path.cwd()}/", "")
+    home = os.environ.get("HOME", "").rstrip("/")
+    return text.replace(f"{home}/", "~/") if home else text
+
+
 def page_facts(
     section: str,
     corpus: str,
@@ -64,6 +73,6 @@ def page_facts(
     return {
         "section": section,
         "corpus": Corpus(corpus, release, mini),
-        "command": command or shlex.join(sys.argv),
+        "command": command or own_command(),
         "date": date,
     }

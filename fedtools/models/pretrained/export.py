@@ -138,7 +138,7 @@ def export_adapters(
     config = {
         "peft_type": "LORA",
         "task_type": None,
-        "base_model_name_or_path": str(folder.path.absolute()),
+        "base_model_name_or_path": folder.path.absolute().name,
         "inference_mode": True,
         "r": how.rank,
         "lora_alpha": how.alpha,
