@@ -85,9 +85,11 @@ def test_rows_come_back_and_the_file_is_the_librarys(tmp_path):
     write(tmp_path, 1, CLIENTS[:3])
     write(tmp_path, 2, CLIENTS[3:])
     path = tmp_path / "update.1.safetensors"
-    assert path.read_bytes() == safetensors.numpy.save(stack(CLIENTS[:3]))
     with safe_open(path, "np") as file:
+        about = file.metadata()
+        assert "Row k" in about["content"] and "not the difference" in about["content"]
         assert np.array_equal(file.get_tensor("weight"), stack(CLIENTS[:3])["weight"])
+    assert path.read_bytes() == safetensors.numpy.save(stack(CLIENTS[:3]), about)
     jobs = [CLIENTS[:3], CLIENTS[3:]]
     messages, refusals = read(tmp_path, jobs)
     assert not refusals and [message.client for message in messages] == CLIENTS

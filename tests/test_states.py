@@ -45,6 +45,9 @@ def test_states_come_back_and_are_the_librarys(path, state):
     assert written == safetensors.numpy.save(state)
     header, layout = make_header(spec_of(state))
     assert written.startswith(header) and layout == read_layout(path)
+    header, layout = make_header(spec_of(state), "of whom")
+    path.write_bytes(safetensors.numpy.save(state, {"content": "of whom"}))
+    assert path.read_bytes().startswith(header) and layout == read_layout(path)
     save_state(path, dict(reversed(state.items())))
     assert path.read_bytes() == written
 

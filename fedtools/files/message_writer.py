@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 # Significant digits of the loss, of which three are shown, and of the time. More would tell the
 # server about the data of a client, or its machine, what it has no use for.
 _LOSS, _SECONDS = 4, 2
+# Of the file's tensors, for those who open it with other programs.
+_CONTENT = (
+    "Row k of each tensor is from the client in row k of the update.*.tsv beside this file: its "
+    "model after training, or its counts, and not the difference from what it received."
+)
 
 
 def rounded(value: float, digits: int) -> str:
@@ -73,7 +78,7 @@ class MessageWriter:
                     remove(path)
         self._stack = ExitStack()
         if payload.tensors:
-            header, self._layout = make_header(stacked(payload.tensors, len(clients)))
+            header, self._layout = make_header(stacked(payload.tensors, len(clients)), _CONTENT)
             with ExitStack() as stack:
                 path = stack.enter_context(atomic_path(self._tensors))
                 self._file = stack.enter_context(open(path, "r+b"))

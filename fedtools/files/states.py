@@ -1,8 +1,9 @@
 """Model states on disk: safetensors files, validated before they are used.
 
 A state is a set of named tensors of float32, float64, int64 or bool. Files come from clients, so
-the header is read here, with bounds, before memory is allocated or a tensor is read. Files have no
-metadata: the library would write them in the order of a hash map, and bytes would differ.
+the header is read here, with bounds, before memory is allocated or a tensor is read. Files have at
+most one metadatum: the library would write several in the order of a hash map, and bytes would
+differ.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _RANK = {name: rank for rank, name in enumerate(_CODES)}
 _MAX_HEADER = 4 << 20
 # No file is larger, and sizes up to this one fit into 64 bits.
 _MAX_BYTES = 1 << 62
+_METADATA = "__metadata__"
 _REMEDY = "the file is damaged, or no safetensors file"
 
 
@@ -147,13 +149,17 @@ def check_spec(found: Spec, expected: Spec, path: str | Path) -> None:
             raise UserError(f"tensor {_short(name)} is {theirs}, expected {ours}", path=path)
 
 
-def make_header(spec: Spec) -> tuple[bytes, Layout]:
+def make_header(spec: Spec, note: str = "") -> tuple[bytes, Layout]:
     """Return the header of a safetensors file, as the library writes it, and the file's layout.
 
     For files that are too large for memory: write the header, then every tensor at its offset.
+
+    Args:
+        spec: the tensors.
+        note: what the file holds, for readers; its metadata.
     """
     entries = _entries(spec)
-    text = _json(entries)
+    text = _json(({_METADATA: {"content": note}} if note else {}) | entries)
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, _layout(spec, entries, 8 + len(text))
 
@@ -182,7 +188,7 @@ def layout_of(file: BinaryIO, path: str | Path) -> Layout:
     text = file.read(length)
     try:
         found = json.loads(text.decode("utf-8"))
-        metadata = {key: found.pop(key) for key in ("__metadata__",) if key in found}
+        metadata = {key: found.pop(key) for key in (_METADATA,) if key in found}
         declared = {name: _shape_and_kind(entry) for name, entry in found.items()}
         sound = all(map(_is_metadata, metadata.values()))
     except (ValueError, RecursionError, AttributeError, TypeError):
