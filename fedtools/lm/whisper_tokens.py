@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from fedtools.files.languages import main_code
 from fedtools.files.symbols import nfc
 
 FILES = ("tokenizer.json", "generation_config.json")
+# How Whisper writes a time.
+_TIME = r"<\|\d+\.\d\d\|>"
 # Codes of Whisper's own, for a language's main code.
 _OWN = {"fil": "tl", "jv": "jw", "nb": "no"}
 _REMEDY = "give the folder of a Whisper model as --asset tokens=FOLDER"
@@ -63,6 +66,10 @@ class WhisperTokens:
         self.start = self._mark("decoder_start_token_id", settings)
         self.end = self._mark("eos_token_id", settings)
         self._no_times = self._mark("no_timestamps_token_id", settings)
+        # A fine-tuned model may have further tokens after them.
+        self._times = {
+            index for index, token in enumerate(self.tokens) if re.fullmatch(_TIME, token)
+        }
         # In every Whisper, as in transformers.
         self.no_speech = max(0, self._no_times - 1)
         self._languages: dict[str, int] = {}
@@ -129,8 +136,11 @@ class WhisperTokens:
         return list(self._pieces.encode(f" {text}", add_special_tokens=False).ids) if words else []
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Convert token ids to words, separated by single blanks, without special tokens."""
-        known = [index for index in ids if index < len(self.tokens)]
+        """Convert token ids to words, separated by single blanks, without special tokens.
+
+        Time stamps, which a decoder may write although its prompt asks for none, are no words.
+        """
+        known = [one for one in ids if one < len(self.tokens) and one not in self._times]
         return nfc(" ".join(self._pieces.decode(known, skip_special_tokens=True).split()))
 
     def prompt(self, language: str | None) -> list[int]:
