@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import zlib
 from itertools import product
@@ -14,6 +15,7 @@ import simulated
 import torch
 import transformers
 import yaml
+from commands import Result
 from conftest import inside, ledger
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from fedtools.decode.repetition import compression_ratio, repeats
 from fedtools.files.errors import UserError
+from fedtools.files.tables import read_tsv
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.pretrained.options import Generation
 from fedtools.models.pretrained.whisper import Whisper
@@ -452,20 +455,61 @@ def test_tokens_of_another_model_are_refused(world, folder, tmp_path):
     inside(*init, "--asset", f"tokens={folder}", "--set", f"model.path={lacks}").ok()
 
 
-def test_transcripts_longer_than_the_decoder_are_named(world, folder, tmp_path):
+def test_transcripts_longer_than_the_decoder_are_dropped(world, folder, tmp_path):
     data = shutil.copytree(world / "train", tmp_path / "train")
     lines = (data / "text").read_text().splitlines()
     name = lines[3].split()[0]
     options = ("--config", world / "config.yaml", "--method", "fedavg")
-    options += ("--data", f"train={data}", "--asset", f"tokens={folder}")
-    # A decoder of 40 positions, less a prompt and an end; each word begins with a blank.
-    for letters, code in ((34, 0), (35, 1)):
-        lines[3] = f"{name} {'a' * letters}"
+    options += ("--data", f"train={data}", "--data", f"valid={data}", "--asset", f"tokens={folder}")
+
+    def begun(letters: int, *places: int) -> tuple[Path, Result]:
+        for place in places:
+            lines[place] = f"{lines[place].split()[0]} {'a' * letters}"
         (data / "text").write_text("".join(f"{line}\n" for line in lines))
-        done = inside("init", tmp_path / str(letters), *options)
-        assert done.code == code, done.err
-    assert f"36 tokens in the transcript of '{name}', the model writes 35" in done.err
-    assert "leave it out" in done.err
+        path = tmp_path / f"{letters}.{len(places)}"
+        return path, inside("init", path, *options)
+
+    # A decoder of 40 positions, less a prompt and an end; each word begins with a blank.
+    trained = {}
+    for letters in (34, 35):
+        path, done = begun(letters, 3)
+        longer = "1 of 8 utterances have transcripts of more than the 35 tokens"
+        assert (longer in done.ok().err) == (letters == 35)
+        assert (f"dropped from training: {name}" in done.err) == (letters == 35)
+        inside("rounds", path, "--to", "1", "--evaluate", "valid").ok()
+        rows = read_tsv(path / "round_0001" / "update.1.tsv", None)
+        trained[letters] = sum(int(row["utterances"]) for row in rows)
+        told = read_tsv(path / "evaluate_valid.tsv", None)
+        assert {row["utterances"] for row in told} == {"4"}
+        assert all(math.isfinite(float(row["loss"])) for row in told)
+    assert trained == {34: 8, 35: 7}
+    path, done = begun(36, *range(len(lines)))
+    done.fails(1, "8 of 8 utterances have transcripts", "cut it by segments")
+    assert not path.exists()
+
+
+def test_a_transcript_longer_than_the_decoder_leaves_other_losses_alone(folder):
+    model = build(folder)
+    encoded, lengths = model.encode(torch.randn(2, 200, BINS).double(), torch.tensor([200, 120]))
+    texts = [[3, 4, 5], [6] * (model.longest + 1)]
+    together = model.losses(encoded, lengths, batch_of(texts))
+    (alone,) = model.losses(encoded[:1], lengths[:1], batch_of(texts[:1]))
+    assert together[1] == 0 and torch.isclose(together[0], alone)
+
+
+def test_time_stamps_are_no_words(folder, tmp_path):
+    """In the tokenizers of real models they are added tokens, but no special ones."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    stamp = {"content": "<|12.34|>", "single_word": False, "lstrip": False, "rstrip": False}
+    number = len(IDS)
+    stamp |= {"id": number, "normalized": False, "special": False}
+    content["added_tokens"].append(stamp)
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(content))
+    tokens = WhisperTokens.load(tmp_path / "model")
+    assert tokens.tokens[number] == stamp["content"]
+    ids = tokens.encode("ab")
+    assert tokens.decode([number, *ids, number, *tokens.encode("ba"), number]) == "ab ba"
 
 
 def test_other_settings_of_the_search_are_another_model(world, folder, tmp_path):

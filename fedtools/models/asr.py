@@ -23,7 +23,7 @@ from torch import nn
 
 from fedtools.files.config import checked, option_error, unknown
 from fedtools.files.errors import UserError
-from fedtools.models.criteria import Ctc, LatticeFree
+from fedtools.models.criteria import Criterion, Ctc, LatticeFree
 from fedtools.models.padding import keep_to_own_frames
 from fedtools.models.padding import positions as positions_of
 from fedtools.models.pretrained.folder import Folder
@@ -244,6 +244,12 @@ def as_posteriors(model: nn.Module, values: torch.Tensor, lengths: torch.Tensor)
     return found
 
 
+def trained_by(model: nn.Module) -> Criterion:
+    """Return a model's training criterion."""
+    found: Criterion = model.criterion
+    return found
+
+
 def losses(
     model: nn.Module,
     values: torch.Tensor,
@@ -257,8 +263,7 @@ def losses(
         values, lengths: the result of `outputs`.
         batch: `text` (batch, tokens; padded with -1) and `text_lengths`.
     """
-    found: torch.Tensor = model.criterion.losses(values, lengths, batch)
-    return found
+    return trained_by(model).losses(values, lengths, batch)
 
 
 def shortest_input(model: nn.Module) -> int:

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 
 class Criterion(Protocol):
-    """The part of a model above its encoder, as `fedtools.models.asr` uses it."""
+    """The part of a model above its encoder, as `fedtools.models.asr` uses it.
+
+    Attributes:
+        unfit: what is wrong with utterances that have too few frames, and how to mend it.
+    """
+
+    unfit: tuple[str, str]
 
     def classify(self, features: Tensor) -> Tensor:
         """Return the input of the loss: (B, T', size) to (B, T', outputs)."""
@@ -44,12 +50,21 @@ class Criterion(Protocol):
         """
 
 
+# Of criteria that align tokens with frames.
+_UNALIGNED = (
+    "too few frames for their text, so no alignment",
+    "check its segments and text, or take tokens of several letters",
+)
+
+
 class Ctc:
     """Connectionist temporal classification (Graves et al., ICML 2006).
 
     Args:
         layer: ESPnet's CTC layer of the model.
     """
+
+    unfit = _UNALIGNED
 
     def __init__(self, layer: Any):
         self._layer = layer
@@ -89,6 +104,8 @@ class LatticeFree:
         layer: ESPnet's CTC layer, whose scores are used without softmax.
         lattice: the denominator, and numerators of transcripts.
     """
+
+    unfit = _UNALIGNED
 
     def __init__(self, layer: Any, lattice: Lattice):
         self._layer, self._lattice = layer, lattice

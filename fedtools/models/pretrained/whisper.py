@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ from fedtools.models.pretrained.options import Generation, Pretrained
 # Most tokens per second of speech, and a number added to them. A token is at least a byte; the
 # fastest speech has 25 letters a second, which take three bytes in Georgian, Burmese or Khmer.
 _TOKENS_PER_SECOND, _MORE = 75, 10
+# The longest prompt of a Whisper, and the end of a transcript.
+_MARKS = 5
 # Positions per second in Whisper's encoder.
 POSITIONS_PER_SECOND = 50
 
@@ -98,6 +101,10 @@ class Whisper(Recogniser):
         # In a list, to register no layer a second time.
         self._whole = [whole]
         self.longest = int(whole.config.max_target_positions)
+        self.unfit = (
+            f"transcripts of more than the {self.longest - _MARKS} tokens that the model writes",
+            "cut it by segments",
+        )
         self.end = marks["eos_token_id"]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Whisper:
@@ -132,20 +139,23 @@ class Whisper(Recogniser):
             encoded, lengths: the output of `encode`.
             batch: `prompt` (B, P), and `text` (B, L), padded with -1.
         """
-        prompt, text = batch["prompt"], batch["text"]
+        prompt = batch["prompt"]
+        room = self.longest - prompt.shape[1]
+        text, sizes = batch["text"][:, :room], batch["text_lengths"].clamp(max=room)
         labels = F.pad(text, (0, 1), value=-1)
-        labels[torch.arange(len(text)), batch["text_lengths"]] = self.end
+        labels[torch.arange(len(text)), sizes] = self.end
         # Labels are predicted after the prompt's last token and after each token of the text.
         given = torch.cat([prompt, text.clamp(min=0)], 1)
         logits = self._decode(given, encoded, lengths)[:, prompt.shape[1] - 1 :]
         entropies = F.cross_entropy(
             logits.transpose(1, 2), labels, ignore_index=-1, reduction="none"
         )
-        return entropies.sum(1)
+        # Longer transcripts are left out beforehand; were one left, it would not spoil the batch.
+        return entropies.sum(1) * (batch["text_lengths"] <= room).to(entropies.device)
 
     def fewest_frames(self, tokens: Sequence[int]) -> int:
-        """Return 0: the decoder writes any transcript, whatever the number of frames."""
-        return 0
+        """Return 0, or more than there are for a transcript longer than the decoder writes."""
+        return 0 if len(tokens) <= self.longest - _MARKS else sys.maxsize
 
     def _decode(self, tokens: Tensor, encoded: Tensor, lengths: Tensor) -> Tensor:
         """Return logits (B, L, tokens) of the token after each of `tokens` (B, L)."""

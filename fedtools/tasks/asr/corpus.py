@@ -22,11 +22,11 @@ from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method
 from fedtools.server.shares import taken_of
 from fedtools.tasks.alike import check_kind_of
-from fedtools.tasks.asr.aligned import without_unaligned, zeros_of
 from fedtools.tasks.asr.data import Utterances, read_data
 from fedtools.tasks.asr.frozen import keep_hidden
 from fedtools.tasks.asr.model import AsrModels
 from fedtools.tasks.asr.server_labels import ServerLabels
+from fedtools.tasks.asr.unfit import fit_names, zeros_of
 from fedtools.tasks.base import Task
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.frozen import options_of
@@ -131,7 +131,7 @@ class Corpus:
         found = self.gather(data, names)
         if self.training.labels != "transcripts":
             return found
-        kept = without_unaligned(found, self._models.build())
+        kept = fit_names(found, self._models.build())
         return self.gather(data, kept) if len(kept) < len(found) else found
 
     def gather_sent(
@@ -199,9 +199,9 @@ class Corpus:
             problem = "all labels of clients' features are empty"
             raise UserError(problem, path=data.path, remedy=remedy)
         found = self.gather_sent(data, list(data.text), seals, labelled=True)
-        kept = without_unaligned(found, self._models.build())
+        kept = fit_names(found, self._models.build())
         if lost := len(found) - len(kept):
-            effect = f"{lost} of {len(found)} labels have no alignment: left out"
+            effect = f"{lost} of {len(found)} labels do not fit: left out"
             print(f"round {number}, server: {effect}", file=sys.stderr)
             found = self.gather_sent(data, kept, seals, labelled=True)
         return found

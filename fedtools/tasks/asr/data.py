@@ -25,7 +25,7 @@ from fedtools.files.seeds import generator, seed64
 from fedtools.files.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
-from fedtools.models.asr import input_kind_of, input_size_of, positions
+from fedtools.models.asr import input_kind_of, input_size_of, positions, trained_by
 from fedtools.tasks.asr.archives import first_there
 from fedtools.tasks.asr.fits import check_kind, check_length
 
@@ -237,14 +237,13 @@ class Utterances:
                 batch["seconds"] = torch.from_numpy(self.frames[list(indices)] / FRAMES)
         return batch
 
-    def unaligned(self, model: nn.Module) -> list[str]:
-        """Return the utterances with fewer frames than an alignment with their transcript needs."""
+    def unfit(self, model: nn.Module) -> list[str]:
+        """Return the utterances with fewer frames than the criterion needs for their transcript."""
         frames = self.frames if self._sent else positions(model, self.frames)
-        criterion: Any = model.criterion
         return [
             name
             for name, tokens, there in zip(self.names, self.tokens, frames.tolist(), strict=True)
-            if there < criterion.fewest_frames(tokens)
+            if there < trained_by(model).fewest_frames(tokens)
         ]
 
     def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""Checks that data fit a pretrained model: kind and length of features, tokens, transcripts."""
+"""Checks that data fit a pretrained model: kind and length of features and tokens."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import numpy as np
 from torch import nn
 
 from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir, read_transcripts
+from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.lm.whisper_tokens import FILES, WhisperTokens
 from fedtools.models.pretrained.whisper import Whisper
 
 # Frames per second of log_mel, and a bound on the range of its values.
 _SECOND, _RANGE = 100, 2.01
-# The longest prompt of a Whisper, and the end of a transcript.
-_MARKS = 5
 
 
 def check_kind(reader: FeatureReader, name: str, wanted: str | None, path: Path) -> None:
@@ -83,14 +81,3 @@ def check_tokens(tokens: WhisperTokens, given: Path, model: nn.Module) -> None:
     if not same:
         problem = f"not the tokens of the model in {model.path}"
         raise UserError(problem, path=given, remedy=f"give --asset tokens={model.path}")
-
-
-def check_transcripts(path: Path, tokens: WhisperTokens, model: nn.Module) -> None:
-    """Raise a `UserError` if a transcript in a Kaldi `text` is longer than a Whisper writes."""
-    assert isinstance(model, Whisper)
-    room = model.longest - _MARKS
-    for name, words in read_transcripts(path).items():
-        if (count := len(tokens.encode(words))) > room:
-            problem = f"{count} tokens in the transcript of {name!r}, the model writes {room}"
-            remedy = "cut it by segments, or leave it out"
-            raise UserError(problem, path=path, remedy=remedy)

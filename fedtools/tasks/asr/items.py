@@ -12,14 +12,14 @@ from fedtools.files.datadir import DataDir
 from fedtools.files.perturb import speakers_of, unperturbed
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
-from fedtools.models.asr import losses, outputs
+from fedtools.models.asr import losses, outputs, trained_by
 from fedtools.models.criteria import Ctc
 from fedtools.models.plain_ctc import ctc_losses
 from fedtools.score.align import count_errors
-from fedtools.tasks.asr.aligned import without_unaligned
 from fedtools.tasks.asr.corpus import Corpus
 from fedtools.tasks.asr.data import Batch, UtteranceSource
 from fedtools.tasks.asr.model import AsrModels
+from fedtools.tasks.asr.unfit import fit_names
 from fedtools.tasks.base import Items
 
 
@@ -45,9 +45,10 @@ class Single:
         self._data, self._owners, self._epochs = data, owners, epochs
         self._corpus, self._models, self._tokenizer = corpus, models, tokenizer
         audio = corpus.gather(data, data.utterances)
-        kept = without_unaligned(audio, models.build())
+        model = models.build()
+        kept = fit_names(audio, model)
         if lost := len(audio) - len(kept):
-            left_out = f"{lost} utterances without an alignment: left out"
+            left_out = f"{lost} utterances with {trained_by(model).unfit[0]}: left out"
             print(f"{data.path}: {left_out}", file=sys.stderr)
             audio = corpus.gather(data, kept)
         self._audio = audio

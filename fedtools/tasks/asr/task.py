@@ -36,7 +36,6 @@ from fedtools.models.asr import (
 from fedtools.models.pretrained.options import Generation, is_pretrained, is_seq2seq, part_kinds
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
-from fedtools.tasks.asr.aligned import report_unaligned
 from fedtools.tasks.asr.archives import missing_archive
 from fedtools.tasks.asr.corpus import Corpus
 from fedtools.tasks.asr.data import (
@@ -47,11 +46,12 @@ from fedtools.tasks.asr.data import (
     joined,
     read_data,
 )
-from fedtools.tasks.asr.fits import check_lengths, check_tokens, check_transcripts
+from fedtools.tasks.asr.fits import check_lengths, check_tokens
 from fedtools.tasks.asr.frozen import check_frozen
 from fedtools.tasks.asr.items import Single
 from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
 from fedtools.tasks.asr.server_labels import check_server_labels
+from fedtools.tasks.asr.unfit import report_unfit
 from fedtools.tasks.base import (
     Indicator,
     Items,
@@ -99,14 +99,12 @@ class AsrTask(Task[Method]):
             check_lengths(folder, input_kind_of(options.model), longest_input(model))
             if split != "train":
                 check_words(folder)
-            if split != "train" or training.reads_transcripts:
-                if isinstance(tokenizer, WhisperTokens):
-                    check_transcripts(folder / "text", tokenizer, model)
-                else:
-                    warn_of_unspelled(tokenizer, folder / "text", new.assets["tokens"])
+            reads = split != "train" or training.reads_transcripts
+            if reads and not isinstance(tokenizer, WhisperTokens):
+                warn_of_unspelled(tokenizer, folder / "text", new.assets["tokens"])
             if split != "train" or training.labels == "transcripts":
                 data = read_data(folder, options.model, "text")
-                report_unaligned(data, model, tokenizer, training, split == "train")
+                report_unfit(data, model, tokenizer, training, split == "train")
         check_optimizer(training, f"{where}: training")
         check_frozen(new, model, training)
         check_server_labels(new, training, tokenizer)
@@ -162,12 +160,12 @@ class AsrTask(Task[Method]):
     def measured(self, data: Utterances) -> dict[str, object]:
         """Return the model's mean loss on some utterances, nats per utterance, and greedy WER, %.
 
-        The loss is that of utterances with an alignment; NaN if there are none.
+        The loss is that of utterances that fit the criterion; NaN if there are none.
         Words are characters where the language is written without spaces, see `Utterances.unit`.
         """
         model = self.models.build().eval()
         loss, words, errors = 0.0, 0, 0
-        aligned = len(data) - len(data.unaligned(model))
+        fit = len(data) - len(data.unfit(model))
         batches = data.batches()
         for indices, batch in zip(batches, data.stream(batches, self.device), strict=True):
             values, lengths = outputs(model, batch)
@@ -183,7 +181,7 @@ class AsrTask(Task[Method]):
             raise UserError(problem, path=data.path / "text")
         return {
             "utterances": len(data),
-            "loss": f"{loss / aligned if aligned else math.nan:.6f}",
+            "loss": f"{loss / fit if fit else math.nan:.6f}",
             "words": words,
             "errors": errors,
             "wer": f"{100 * errors / words:.4f}",

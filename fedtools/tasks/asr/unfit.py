@@ -1,6 +1,6 @@
-"""Utterances without an alignment: their transcript needs more frames than they have.
+"""Utterances whose transcript does not fit: no alignment, or more tokens than a decoder writes.
 
-Their CTC or LF-MMI loss means nothing, so they are neither trained on nor counted.
+Their loss means nothing, so they are neither trained on nor counted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import UserError, some
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
-from fedtools.models.asr import longest_input, shortest_input
+from fedtools.models.asr import longest_input, shortest_input, trained_by
 from fedtools.tasks.asr.data import Utterances, Zeros
 from fedtools.tasks.base import NoData
-
-_REMEDY = "check its segments and text, or take tokens of several letters"
 
 
 def zeros_of(model: nn.Module, training: UtteranceTraining) -> Zeros:
@@ -27,47 +25,47 @@ def zeros_of(model: nn.Module, training: UtteranceTraining) -> Zeros:
     return Zeros(training.end_frames, shortest_input(model), longest_input(model))
 
 
-def without_unaligned(data: Utterances, model: nn.Module) -> list[str]:
-    """Return the utterances that have an alignment; raise `NoData` if none has."""
-    lost = set(data.unaligned(model))
+def fit_names(data: Utterances, model: nn.Module) -> list[str]:
+    """Return the utterances that fit a model's criterion; raise `NoData` if none does."""
+    lost = set(data.unfit(model))
     if len(lost) == len(data):
-        problem = (
-            f"none of its {len(data)} utterances has an alignment: too few frames for the text"
-        )
-        raise NoData(problem, path=data.path / "text", remedy=_REMEDY)
+        what, remedy = trained_by(model).unfit
+        problem = f"its {len(data)} utterances all have {what}"
+        raise NoData(problem, path=data.path / "text", remedy=remedy)
     return [name for name in data.names if name not in lost]
 
 
-def report_unaligned(
+def report_unfit(
     data: DataDir,
     model: nn.Module,
     tokenizer: Tokenizer | WhisperTokens,
     training: UtteranceTraining,
     trained: bool,
 ) -> None:
-    """Print how many utterances have no alignment, and the clients that have no others.
+    """Print how many utterances do not fit the criterion, and the clients that have no others.
 
     Args:
         trained: whether clients train on these data, rather than are measured on them.
 
     Raises:
         UserError: if an utterance lacks features or a transcript, or if clients train on the data
-            and no utterance has an alignment.
+            and no utterance fits.
     """
     zeros, bins = zeros_of(model, training), training.batch_bins
     lost: dict[str, list[str]] = {}
     owned: Mapping[str, list[str]] = invert(data.utt2client) or {"": data.utterances}
     for client, names in owned.items():
-        lost[client] = Utterances(data, names, tokenizer, bins, zeros).unaligned(model)
+        lost[client] = Utterances(data, names, tokenizer, bins, zeros).unfit(model)
     dropped, where = [name for names in lost.values() for name in names], data.path / "text"
     if not dropped:
         return
     empty = [client for client, names in owned.items() if len(lost[client]) == len(names)]
-    problem = f"{len(dropped)} of {len(data.utterances)} utterances have too few frames for their "
+    what, remedy = trained_by(model).unfit
     effect = "dropped from training" if trained else "left out of the loss"
-    problem += f"text, so no alignment: {effect}: {some(dropped)}"
+    problem = f"{len(dropped)} of {len(data.utterances)} utterances have {what}: {effect}: "
+    problem += some(dropped)
     if trained and len(empty) == len(owned):
-        raise UserError(problem, path=where, remedy=_REMEDY)
+        raise UserError(problem, path=where, remedy=remedy)
     print(f"{where}: {problem}", file=sys.stderr)
     if trained and empty:
         print(f"{where}: no others of {some(empty)}, who are left out", file=sys.stderr)
