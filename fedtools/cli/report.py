@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from dataclasses import replace
 from datetime import datetime
@@ -156,7 +155,7 @@ def report_command(
         exp/mini/fedavg/seed0:exp/mini/fedavg/seed0/decode_test
     """
     from fedtools.report.intervals import record_file
-    from fedtools.report.options import page_facts
+    from fedtools.report.options import own_command, page_facts
     from fedtools.report.page import Page, Row, read_contents, write_report
     from fedtools.report.record import read_record, write_record
     from fedtools.report.summary import on_terminal
@@ -172,7 +171,7 @@ def report_command(
         return
     if not (section and corpus and release and row):
         raise typer.BadParameter("give --section, --corpus, --release and --row, or --from")
-    command = command or shlex.join(["fedtools", *sys.argv[1:]])
+    command = command or own_command("fedtools")
     try:
         facts = page_facts(section, corpus, release, mini, command, date.date() if date else None)
     except ValueError as error:

@@ -111,7 +111,8 @@ class WhisperTokens:
         first = found[0] if isinstance(found, list) and found else found
         if type(first) is not int or not 0 <= first < len(self.tokens):
             problem = f"{name!r} is {str(found)[:40]}, none of the {len(self.tokens)} tokens"
-            raise UserError(problem, path=self._path / FILES[1])
+            remedy = "put the original model's there, if it is outdated"
+            raise UserError(problem, path=self._path / FILES[1], remedy=remedy)
         return first
 
     def __len__(self) -> int:

@@ -48,9 +48,15 @@ def page_of(
         parser.error(str(error))
 
 
-def own_command() -> str:
-    """Return this process's command, without the folders above the current and the user's own."""
-    text = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]).replace(f"{Path.cwd()}/", "")
+def own_command(program: str = "") -> str:
+    """Return this process's command, without the folders above the current and the user's own.
+
+    Args:
+        program: what it begins with; by default the name of the running script.
+    """
+    text = shlex.join([program or Path(sys.argv[0]).name, *sys.argv[1:]]).replace(
+        f"{Path.cwd()}/", ""
+    )
     home = os.environ.get("HOME", "").rstrip("/")
     return text.replace(f"{home}/", "~/") if home else text
 
