@@ -24,6 +24,7 @@ from commands import (
     torchless,
 )
 from hypothesis import settings
+from scored import SCLITE
 
 # Re-exported: most tests import them from here.
 __all__ = [
@@ -69,6 +70,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         used, wall = sum(os.times()[:4]) + forked.seconds(), time.monotonic() - BEGUN
         print(f"{wall / 60:.1f} minutes, {used:.0f} s of processor time (user + sys)", end="; ")
         print(f"{forked.cold()} programs in interpreters of their own")
+        skipped = config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped", [])
+        if left := sum(SCLITE in str(report.longrepr) for report in skipped):
+            print(f"NOT CHECKED: {left} tests of scoring, because {SCLITE}")
         shutil.rmtree(os.environ.pop(forked.FOLDER))
 
 
