@@ -9,9 +9,7 @@ drawn. Prints the summary, which is computed from the errors of each clip.
 
 from __future__ import annotations
 
-from record import read_record
-from summary import summary_of
-
+from fedtools.report.accuracies import read_record, summary_of
 from fedtools.report.section import remake
 
 if __name__ == "__main__":

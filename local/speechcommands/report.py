@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learnt import learnt
-from record import write_record
 from runs import Runs, read_runs
-from summary import note_of, rows_of, summary_of
+from summary import rows_of
 from tables import (
     Published,
     ablation_table,
@@ -40,6 +39,7 @@ from thresholds import NOTE, places_drawn, plot_thresholds, threshold_table
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import exit_with_message
 from fedtools.files.text_files import read_lines
+from fedtools.report.accuracies import note_of, summary_of, write_record
 from fedtools.report.intervals import record_file
 from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import Page, image, provenance

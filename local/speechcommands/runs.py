@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from options import OF_EXPERIMENT, ROW, SERVER_CLIPS, canonical, changes_of
 
 from fedtools.audio.mfcc import frames_of
@@ -23,18 +22,17 @@ from fedtools.files.clips import Clips, read_classes, read_length
 from fedtools.files.config import differences, from_mapping, unknown
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
-from fedtools.files.ledger import SERVER_ROW, read_ledger
+from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.options import Options
 from fedtools.files.tables import count, number, read_tsv
 from fedtools.methods import METHODS, make_method
 from fedtools.methods.base import Method
 from fedtools.models.keywords import NETWORKS, build_network
 from fedtools.models.pretrained.options import is_pretrained
-from fedtools.report.results import read_curve
+from fedtools.report.accuracies import costs_of, read_accuracy, read_rows
 from fedtools.score.detection import COLUMNS as DETECTION_COLUMNS
 from fedtools.score.detection import RATES
 from fedtools.score.last_evaluations import last_of
-from fedtools.tasks import facts_of
 from fedtools.tasks.facts import data_of
 
 BY_ROUND = ("Client steps", "Clips", "Private steps", "Private clips")
@@ -161,21 +159,19 @@ class Run:
             sizes: client -> number of its clips.
         """
         found = dict.fromkeys(COSTS, 0.0)
-        rows = 0
-        for row in read_ledger(self.experiment):
-            if row.round > self.options.rounds:
-                continue  # beyond the configured rounds, whose accuracy is reported
-            found["Server epochs"] += row.server_epochs
+        ledger, rows = read_rows(self.experiment), 0
+        sums = zip(
+            ("Comm.", "Client epochs", "Server epochs"), costs_of(ledger, sizes), strict=True
+        )
+        found.update(sums)
+        for row in ledger:
             if row.client == SERVER_ROW:
                 continue
-            found["Comm."] += row.bytes_down + row.bytes_up
             found["Left out"] += row.status != "ok"
-            if row.client in sizes:
-                found["Client epochs"] += row.client_epochs / len(sizes)
-            elif row.status == "ok":
-                problem = f"client {row.client!r} is not in the training data"
-                raise UserError(problem, path=self.path, remedy="pack the data again")
             if row.status == "ok":
+                if row.client not in sizes:
+                    problem = f"client {row.client!r} is not in the training data"
+                    raise UserError(problem, path=self.path, remedy="pack the data again")
                 rows += 1
                 batch = min(sizes[row.client], self.training.batch_size)
                 private = self.method.private_training(row.steps)
@@ -379,23 +375,12 @@ def _read_run(path: Path) -> Run:
         remedy = "name the folders <task>/<network>/<method>/seed<k>"
         raise UserError(problem, path=path, remedy=remedy)
     evaluation = experiment.evaluation("test")
-    found = _read_accuracy(evaluation) if evaluation.exists() else {}
+    found = read_accuracy(evaluation) if evaluation.exists() else {}
     rounds = [at for at in found if at <= experiment.options.rounds and experiment.is_measured(at)]
     setting = Setting(task, network, method, option, canonical(value))
     run = Run(experiment, setting, {at: found[at] for at in rounds})
     _check_name(run, seed)
     return run
-
-
-def _read_accuracy(path: Path) -> dict[int, float]:
-    """Read round -> accuracy on all clips, in %; personal models are measured on own clips."""
-    curve = read_curve(path, facts_of("kws", ""))
-    rows = enumerate(read_tsv(path, facts_of("kws", "").header), 2)
-    clips = {row["client"]: count(row, "clips", path, line) for line, row in rows}
-    return {
-        at: float(np.average(list(rates.values()), weights=[clips[client] for client in rates]))
-        for at, rates in curve.items()
-    }
 
 
 def _check_name(run: Run, seed: str) -> None:
