@@ -13,6 +13,7 @@ import soundfile
 import yaml
 from asr_checkout import TINY
 from conftest import ROOT, ledger
+from keyword_checkout import TINY as TINY_KEYWORDS
 from pages import CONTRIBUTING, OWN_CORPUS, SET_UP, bash, blocks, make_checkout
 from reported import has_blank_edges
 
@@ -20,6 +21,8 @@ from fedtools import __version__
 from fedtools.methods.base import Method
 from fedtools.report.options import own_command
 
+# The section of egs/README.md on keywords.
+KEYWORDS = "Keywords, to a table of accuracies"
 # Sections of CONTRIBUTING.md whose commands are run here.
 TYPED = ("A method", "A keyword network", "A task", "A corpus")
 
@@ -104,7 +107,8 @@ def test_a_corpus_of_ones_own_becomes_a_table(tmp_path):
     root = make_checkout(tmp_path)
     corpus = kaldi_corpus(tmp_path / "corpus")
     (root / "conf/commonvoice/an4.yaml").write_text(yaml.safe_dump(TINY))
-    script = blocks(OWN_CORPUS)
+    script = blocks(OWN_CORPUS, "From data directories to a table")
+    assert script + blocks(OWN_CORPUS, KEYWORDS) == blocks(OWN_CORPUS)
     assert script.count("/corpora/mycorpus") == 1
     bash(script.replace("/corpora/mycorpus", f"'{corpus}'"), root / "egs").ok()
     here = root / "egs/mycorpus/asr1"
@@ -117,6 +121,39 @@ def test_a_corpus_of_ones_own_becomes_a_table(tmp_path):
     assert re.search(r"^\| Method .*\| +f \| +m \| +unknown \| +AVG \|", page, re.M)
     assert re.search(r"^\| Baseline ", page, re.M) and re.search(r"^\| FedAvg ", page, re.M)
     assert (here / "RESULTS.png").stat().st_size
+
+
+def test_keywords_of_ones_own_become_a_table(tmp_path):
+    root, corpus = make_checkout(tmp_path), tmp_path / "a corpus"
+    for split, people in (("train", 6), ("test", 10)):
+        folder = corpus / split
+        folder.mkdir(parents=True)
+        names = [f"{split[1]}{one}-{word}" for one in range(people) for word in ("ja", "no")]
+        for number, name in enumerate(names):
+            tone = np.sin(np.arange(16000) * (0.1 if name.endswith("ja") else 0.4) + number)
+            soundfile.write(folder / f"{name}.wav", 0.1 * tone, 16000)
+        lines = {
+            "wav.scp": [f"{name} {folder}/{name}.wav" for name in names],
+            "text": [f"{name} {name[3:]}" for name in names],
+            "utt2spk": [f"{name} {name[:2]}" for name in names],
+            "spk2utt": [
+                f"{one[:2]} {one} {two}" for one, two in zip(names[::2], names[1::2], strict=True)
+            ],
+        }
+        for table, rows in lines.items():
+            (folder / table).write_text("\n".join(rows) + "\n")
+    (root / "conf/speechcommands/mini.yaml").write_text(yaml.safe_dump(TINY_KEYWORDS))
+    script = blocks(OWN_CORPUS, KEYWORDS)
+    assert script.count("/corpora/mywords") == 1
+    bash(script.replace("/corpora/mywords", f"'{corpus}'"), root / "egs").ok()
+    here = root / "egs/mywords/kws1"
+    clients = clients_of(here / "exp/fedkws_ui")
+    assert len(clients) == 2 * 3 and set(clients) <= {f"r{number}" for number in range(6)}
+    assert (here / "classes.txt").read_text() == "ja\nno\n"
+    page = (here / "RESULTS.md").read_text()
+    for method in ("FedAvg", "FedKWS-UI"):
+        assert re.search(rf"^\| {method} +\| +\d+\.\d \[.+\| +\d+ % \|$", page, re.M)
+    assert "Test data: 20 clips of 2 classes by 10 speakers;" in page
 
 
 def test_the_citation_fits_the_package_and_the_readme():

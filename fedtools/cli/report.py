@@ -16,6 +16,7 @@ from fedtools.files.sections import Bootstrap
 
 if TYPE_CHECKING:
     from fedtools.report.page import Row
+    from fedtools.report.summary import Summary
 
 DATA_DIR = typer.Argument(
     metavar="DATA_DIR", help="Data directory with text, utt2spk, and utt2client if any."
@@ -34,6 +35,7 @@ RELEASE = typer.Option(None, help="Release of the corpus.")
 MINI = typer.Option(False, "--mini", help="The corpus is a mini corpus; every caption says so.")
 COMMAND = typer.Option(None, help="Command that made the figures; default: this one.")
 _ROW = "[NAME=]EXP_DIR:SCORE_DIR"
+_EXPERIMENT = "[NAME=]EXP_DIR"
 DATE = typer.Option(None, formats=["%Y-%m-%d"], help="Date of the report; default: today.")
 
 
@@ -107,7 +109,8 @@ def report_command(
     row: list[str] = typer.Option(
         [],
         help="[NAME=]EXP_DIR:SCORE_DIR, named after its method by default; EXP_DIR may be empty. "
-        "Rows with the same name are seeds of one method; {} in NAME is the method's title.",
+        "Of keyword spotting, [NAME=]EXP_DIR. Rows with the same name are seeds of one method; {} "
+        "in NAME is the method's title.",
     ),
     mini: bool = MINI,
     note: str = typer.Option("", help="Text to print with the main table."),
@@ -142,13 +145,16 @@ def report_command(
     """Write tables and a plot into a section of RESULTS.md.
 
     The tables show cost and error rates, the first in five columns, which are also printed; the
-    plot shows WER by round.
+    plot shows WER by round. Of keyword spotting there is the first table, with accuracies on the
+    test clips, as fedtools clip-scores counts errors.
 
     Reads: EXP_DIR/config.yaml, round_<number>/ledger.tsv, evaluate_valid.tsv; SCORE_DIR/wer.tsv,
-    utterances.tsv and weights.yaml; the tables and pictures that options name.
+    utterances.tsv and weights.yaml; of keyword spotting EXP_DIR/errors_test.tsv, speakers_test.tsv,
+    evaluate_test.tsv if any, and the clips; the tables and pictures that options name.
 
-    Writes: RESULTS; next to it, RESULTS-SECTION-intervals.tsv, with the intervals of all rates, and
-    RESULTS-SECTION-errors.gz, with what the tables are made of, for --from; the PNG of --plot.
+    Writes: RESULTS; next to it, RESULTS-SECTION-errors.gz, with what the tables are made of, for
+    --from, and, except of keyword spotting, RESULTS-SECTION-intervals.tsv, with the intervals of
+    all rates; the PNG of --plot.
 
     Example in egs/commonvoice/asr1: fedtools report exp/mini/RESULTS.md --section mini --mini \
         --corpus 'Common Voice' --release cv-corpus-mini --row \
@@ -157,17 +163,15 @@ def report_command(
     from fedtools.report.intervals import record_file
     from fedtools.report.options import own_command, page_facts
     from fedtools.report.page import Page, Row, read_contents, write_report
-    from fedtools.report.record import read_record, write_record
+    from fedtools.report.record import write_record
     from fedtools.report.summary import on_terminal
 
     if made_from is not None:
         given = (section, corpus, release, row, mini, note, plot, elsewhere, also, reference, table)
         if any((*given, picture, published, command)):
             raise typer.BadParameter("--from has the whole section: give no option but --date")
-        contents, page = read_record(made_from, results)
-        page = replace(page, date=date.date() if date else None)
-        summary = write_report(results, contents, page)
-        print(on_terminal(page.corpus.caption, summary, sys.stdout), end="")
+        caption, summary = _remake(made_from, results, date)
+        print(on_terminal(caption, summary, sys.stdout), end="")
         return
     if not (section and corpus and release and row):
         raise typer.BadParameter("give --section, --corpus, --release and --row, or --from")
@@ -200,10 +204,43 @@ def report_command(
         measured=[(caption, Path(name)) for caption, name in measured],
         published=[(caption, Path(name)) for caption, name in tables],
     )
-    contents = read_contents([_row(text, "--row") for text in row], page)
-    summary = write_report(results, contents, page)
-    write_record(record_file(results, section), contents, page)
+    if experiments := _experiments(row):
+        if plot or elsewhere or also or reference:
+            unfit = "--plot, --elsewhere, --also and --reference"
+            raise typer.BadParameter(f"{unfit} are not for keyword spotting")
+        from fedtools.report.keywords import write_accuracies
+
+        summary = write_accuracies(results, experiments, page)
+    else:
+        contents = read_contents([_row(text, "--row") for text in row], page)
+        summary = write_report(results, contents, page)
+        write_record(record_file(results, section), contents, page)
     print(on_terminal(page.corpus.caption, summary, sys.stdout), end="")
+
+
+def _remake(record: Path, results: Path, date: datetime | None) -> tuple[str, Summary]:
+    """Write the section of a record again; return the name of its corpus, and its summary."""
+    from fedtools.report import keywords
+    from fedtools.report.accuracies import FORMAT
+    from fedtools.report.page import write_report
+    from fedtools.report.record import format_of, read_record
+
+    if format_of(record) == FORMAT:
+        if date:
+            raise typer.BadParameter(f"{record} has its own date", param_hint="--date")
+        return keywords.remake(record, results)
+    contents, page = read_record(record, results)
+    page = replace(page, date=date.date() if date else None)
+    return page.corpus.caption, write_report(results, contents, page)
+
+
+def _experiments(rows: list[str]) -> list[tuple[str, Path]]:
+    """Parse rows of experiments without a folder of scores; return [] if all have one."""
+    split = [pair(text, "--row", _EXPERIMENT) if "=" in text else ("", text) for text in rows]
+    plain = [(name, Path(path)) for name, path in split if ":" not in path]
+    if plain and len(plain) < len(rows):
+        raise typer.BadParameter(f"--row: write {_ROW} in all, or {_EXPERIMENT} in all")
+    return plain
 
 
 def _row(text: str, option: str) -> Row:

@@ -39,6 +39,8 @@ from fedtools.score.bootstrap import AVERAGE, MIN_SPEAKERS
 
 # The lines of a table, the first its header.
 Cells = list[list[str]]
+# Captions of tables, and their lines.
+Tables = Sequence[tuple[str, Cells]]
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,8 @@ class Contents:
     methods: Sequence[Method]
     further: Sequence[tuple[str, Sequence[Method]]]
     elsewhere: Sequence[Method]
-    measured: Sequence[tuple[str, Cells]]
-    published: Sequence[tuple[str, Cells]]
+    measured: Tables
+    published: Tables
     begun: str
 
 
@@ -140,8 +142,7 @@ def read_contents(rows: Sequence[Row], page: Page) -> Contents:
         methods,
         [(caption, _read(own)) for caption, own in page.tables],
         read_each(page.elsewhere),
-        [(caption, _table_of(file)) for caption, file in page.measured],
-        [(caption, _table_of(file)) for caption, file in page.published],
+        *read_tables(page),
         records([row.experiment for row in rows if row.experiment]),
     )
 
@@ -161,9 +162,7 @@ def write_report(path: str | Path, contents: Contents, page: Page) -> Summary:
         UserError: if a picture is missing, or the page's markers are damaged.
     """
     path, methods = Path(path), contents.methods
-    for _, picture in page.pictures:
-        if not picture.is_file():
-            raise UserError("picture is missing", path=picture, remedy="draw it, or leave it out")
+    check_pictures(page)
     compared = Compared.of(methods, _references(methods, page.references))
     summary = summarise(methods)
     section = _section(path, contents, compared, summary, page)
@@ -176,6 +175,34 @@ def write_report(path: str | Path, contents: Contents, page: Page) -> Summary:
     write_intervals(interval_file(path, page.section), [("main", methods), *contents.further])
     write_text(path, new)
     return summary
+
+
+def check_pictures(page: Page) -> None:
+    """Raise a `UserError` unless the pictures of a page are there."""
+    for _, picture in page.pictures:
+        if not picture.is_file():
+            raise UserError("picture is missing", path=picture, remedy="draw it, or leave it out")
+
+
+def read_tables(page: Page) -> tuple[Tables, Tables]:
+    """Read the tables of figures that were measured here, and those of published ones."""
+    measured, published = (
+        [(caption, _table_of(file)) for caption, file in files]
+        for files in (page.measured, page.published)
+    )
+    return measured, published
+
+
+def further(page: Page, measured: Tables, published: Tables) -> list[str]:
+    """Return what is last in a section: other tables, pictures, and published tables."""
+    caption, parts = page.corpus.caption, []
+    for title, (header, *lines) in measured:
+        parts += [f"**{caption}: {title}**", format_markdown(header, lines)]
+    for title, picture in page.pictures:
+        parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]
+    for title, (header, *lines) in published:
+        parts += [f"**Published, not measured here: {title}**", format_markdown(header, lines)]
+    return parts
 
 
 def _references(methods: Sequence[Method], names: Sequence[str]) -> list[Method]:
@@ -272,12 +299,7 @@ def _section(
     for title, read in contents.further:
         own = usable(compared.references, read) if compared.references else []
         parts += [f"**{caption}: {title}**, as above.", main_table(read, Compared.of(read, own))]
-    for title, (header, *lines) in contents.measured:
-        parts += [f"**{caption}: {title}**", format_markdown(header, lines)]
-    for title, picture in page.pictures:
-        parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]
-    for title, (header, *lines) in contents.published:
-        parts += [f"**Published, not measured here: {title}**", format_markdown(header, lines)]
+    parts += further(page, contents.measured, contents.published)
     return "\n\n".join(part.strip() for part in parts)
 
 

@@ -239,6 +239,13 @@ def read_record(path: str | Path, results: str | Path) -> tuple[Contents, Page]:
         raise UserError(str(error), path=path, line=1) from None
 
 
+def format_of(path: Path) -> str:
+    """Return the format that a file of `write_file` says it has; "" if it says none."""
+    line = next(lines_of(io.BytesIO(_unpacked(path)), path), "")
+    said = re.match(r'\{"format": "([^"]*)"', line)
+    return said[1] if said else ""
+
+
 def read_file(
     path: Path, kind: type[Kind], rates: Sequence[Sequence[str]]
 ) -> tuple[Kind, dict[int, Utterances]]:
