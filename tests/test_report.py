@@ -531,6 +531,17 @@ def test_tuned_weights_are_told_and_edges_warned_of(cli, recipe):
         "tuned on validation data: Client 0.7 and 1.5. LM weight and word score, as given: FedAvg"
     )
     assert f"{told} 5 and 8." in page and "Warning" not in page
+    # Weights that were tuned on what is scored are not called anything else.
+    for name, how in (
+        ("eval_test", "tuned on eval_test"),
+        ("validated", "tuned on validated"),
+        ("eval_valid", "tuned on validation data"),
+        ("dev-clean", "tuned on validation data"),
+    ):
+        text = f"lm_weight: 0.7\nword_score: 1.5\ntuned_on: {name}\n"
+        Path("score/client/weights.yaml").write_text(text)
+        cli(*arguments()).ok()
+        assert f"LM weight and word score, {how}: Client 0.7" in Path("RESULTS.md").read_text()
     Path("score/fedavg/weights.yaml").write_text("lm_weight: x\nword_score: 8.0\n")
     cli(*arguments()).fails(1, "score/fedavg/weights.yaml:1: ")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ from fedtools.report.results import (
 from fedtools.report.summary import Summary, note, summarise
 from fedtools.score.bootstrap import AVERAGE, MIN_SPEAKERS
 
+# Names of validation data.
+_VALIDATION = re.compile(r"(^|[^a-z])(valid(ation)?|val|dev)([^a-z]|$)", re.IGNORECASE)
 # The lines of a table, the first its header.
 Cells = list[list[str]]
 # Captions of tables, and their lines.
@@ -339,7 +342,7 @@ def weight_lines(methods: Sequence[Method]) -> list[str]:
         found = [run.weights for run in method.runs if run.weights]
         if found:
             pairs = ", ".join(f"{one.lm_weight:g} and {one.word_score:g}" for one in found)
-            how = "tuned on validation data" if all(one.tuned_on for one in found) else "as given"
+            how = _origin([one.tuned_on for one in found])
             lines.setdefault(how, []).append(f"{method.name} {pairs}")
         edges += [f"{method.name} {what}" for one in found if one.tuned_on for what in one.at_edge]
     told = [f"LM weight and word score, {how}: {'; '.join(one)}." for how, one in lines.items()]
@@ -348,6 +351,19 @@ def weight_lines(methods: Sequence[Method]) -> list[str]:
             f"**Warning**: at an edge of the values tried: {', '.join(dict.fromkeys(edges))}."
         )
     return [" ".join(told)] if told else []
+
+
+def _origin(tuned_on: Sequence[str]) -> str:
+    """Return where weights are from, given the names of the data that they were tuned on.
+
+    Only data that are named as validation data are called so: weights can be tuned on any.
+    """
+    if not all(tuned_on):
+        return (
+            "as given" if not any(tuned_on) else "tuned with some seeds, and as given with others"
+        )
+    other = [one for one in dict.fromkeys(tuned_on) if not _VALIDATION.search(one)]
+    return f"tuned on {', '.join(other)}" if other else "tuned on validation data"
 
 
 def image(caption: str, name: str) -> str:
