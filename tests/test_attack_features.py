@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import time
@@ -15,6 +16,7 @@ import torch
 from conftest import inside
 from PIL import Image
 from safetensors.torch import load_file
+from scipy.stats import beta
 
 from fedtools.attack.clustering import nearest, sort_speakers, vote
 from fedtools.attack.features import Victim, Window, one_of_each, open_victim, window
@@ -29,9 +31,10 @@ from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.perturb import SPEED_TABLE
 from fedtools.files.sent_features import sent_name
-from fedtools.files.tables import read_tsv
+from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.asr import build_model
 from fedtools.models.pooling import pooled
+from fedtools.report.card import read_card
 
 # Speakers per client, and utterances per speaker.
 SPEAKERS, EACH = {"au": 12, "en": 3, "in": 1}, 4
@@ -287,11 +290,88 @@ def test_chance_of_other_audio_leaves_the_query_out():
     assert found["I, other audio", "top1%"].chance == pytest.approx(100 * 9 / 149)
 
 
-def test_intervals_want_ten_speakers():
+def test_draws_want_ten_speakers():
     for count, known in ((9, False), (10, True)):
         one, other, speakers = drawn(1.0, 0, count, 4)
         for figure in find_speakers(one, other, speakers):
-            assert np.isfinite([figure.low, figure.high]).all() == known
+            found = np.isfinite([figure.low, figure.high])
+            assert found.all() if known or figure.measure != "MRR" else not found.any()
+
+
+def exact(value: float, trials: int) -> list[float]:
+    """Return Clopper and Pearson's interval of a rate in %, by quantiles of beta distributions."""
+    errors = value / 100 * trials
+    low = beta.ppf(0.025, errors, trials - errors + 1) if value else 0.0
+    high = beta.ppf(0.975, errors + 1, trials - errors) if value < 100 else 1.0
+    return pytest.approx([100 * low, 100 * high])
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 9])
+def test_each_of_few_speakers_is_a_trial(count):
+    """If all n of n trials are right, the bound is the rate at which 2.5 % of n would all be."""
+    numbers = np.repeat(np.arange(count), 6)
+    vectors = np.eye(count)[numbers] + np.random.default_rng(0).normal(0, 1e-3, (6 * count, count))
+    speakers = Speakers(numbers, 50, 0, "c")
+    figures = [
+        *find_speakers(vectors, vectors, speakers),
+        *sort_speakers("II", vectors, speakers, (0,)),
+        *probe_speakers("probe", vectors, speakers, (0,)),
+    ]
+    bound = 100 * 0.025 ** (1 / count)
+    measures = {figure.measure for figure in figures}
+    assert measures == {"EER%", "top1%", "MRR", "kNN%", "NMI", "ARI", "named%"}
+    for figure in figures:
+        if figure.measure == "EER%":
+            assert [figure.value, figure.low, figure.high] == pytest.approx([0, 0, 100 - bound])
+        elif figure.measure.endswith("%"):
+            assert [figure.value, figure.low, figure.high] == pytest.approx([100, bound, 100])
+        else:
+            assert np.isnan([figure.low, figure.high]).all() and figure.value == pytest.approx(1)
+
+
+def test_one_speaker_has_no_interval_and_few_have_none_of_word_errors():
+    alone = Speakers(np.zeros(4, int), 50, 0, "c")
+    figure = alone.ratio("probe", "named%", np.ones(4), np.ones(4), 25, 100)
+    assert figure.value == 100 and np.isnan([figure.low, figure.high]).all()
+    (mean,) = over_clients([figure], 0)
+    assert mean.speakers == 1 and np.isnan([mean.low, mean.high]).all()
+    three = Speakers(np.array([0, 1, 2]), 50, 0, "c")
+    right, words = np.array([1, 0, 0]), np.ones(3)
+    known, unknown = (
+        three.ratio("x", measure, right, words, 50, 100) for measure in ("kNN%", "WER%")
+    )
+    # By hand: at 0.84 %, one of three is right in 2.5 % of cases; at 90.57 % at most one is.
+    assert [known.low, known.high] == pytest.approx([0.840, 90.570], abs=1e-3)
+    assert 1 - (1 - known.low / 100) ** 3 == pytest.approx(0.025)
+    wrong = 1 - known.high / 100
+    assert wrong**3 + 3 * wrong**2 * (1 - wrong) == pytest.approx(0.025)
+    assert np.isnan([unknown.low, unknown.high]).all()
+
+
+def test_few_speakers_of_several_clients_count_as_in_the_smallest():
+    figures = [
+        Speakers(np.arange(count), 50, 0, "c").ratio("x", "kNN%", right, np.ones(count), 50, 100)
+        for count, right in ((2, np.array([1, 0])), (5, np.array([1, 1, 1, 1, 0])))
+    ]
+    (mean,) = over_clients(figures, 0)
+    assert mean.value == 65 and mean.speakers == 7
+    assert [mean.low, mean.high] == exact(65, 2 * 2)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_the_card_shades_what_guesses_do_not_reach(tmp_path, count):
+    """Naming all speakers shows a leak if at most one in 40 ways of guessing names them all."""
+    numbers = np.repeat(np.arange(count), 5)
+    vectors = np.eye(count)[numbers]
+    speakers = Speakers(numbers, 50, 0, "c")
+    figures = over_clients(probe_speakers("probe", vectors, speakers, (0,)), 0)
+    write_tsv(tmp_path / "attacks.tsv", COLUMNS, [one.row("average") for one in figures])
+    (cell,) = read_card(tmp_path).cells
+    ways = list(itertools.product(range(count), repeat=count))
+    lucky = sum(way == tuple(range(count)) for way in ways) / len(ways)
+    assert (cell.leak > 0) == (lucky <= 1 / 40) == (count >= 4)
+    assert cell.text == f"100.0 [{100 * 0.025 ** (1 / count):.1f}, 100.0]"
+    assert cell.counts == f"{count} people, {5 * count} trials"
 
 
 @pytest.mark.parametrize(
@@ -377,7 +457,11 @@ def test_all_attacks(done, world, tmp_path):
     neighbours = rows["au", "II, personalised", "kNN%"]
     assert float(neighbours["low"]) > float(neighbours["chance"])
     assert (neighbours["speakers"], neighbours["utterances"]) == ("12", "48")
-    assert rows["en", "II, personalised", "kNN%"]["low"] == "-"
+    of_three = rows["en", "II, personalised", "kNN%"]
+    bounds = [float(of_three[name]) for name in ("low", "high")]
+    assert bounds == pytest.approx(exact(float(of_three["value"]), 3).expected, abs=0.01)
+    assert rows["en", "II, personalised", "NMI"]["low"] == "-"
+    assert rows["en", "III, initial classifier", "WER%"]["low"] == "-"
     mean, own = (rows[client, "II, personalised", "kNN%"] for client in ("average", "en"))
     between = (float(neighbours["value"]) + float(own["value"])) / 2
     assert float(mean["value"]) == pytest.approx(between, abs=0.01)

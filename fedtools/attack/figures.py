@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtools.score.bootstrap import MIN_SPEAKERS, draws_of, interval
+from fedtools.score.verification import binomial_bounds
 
 COLUMNS = (
     "client",
@@ -22,6 +23,10 @@ COLUMNS = (
     "utterances",
 )
 _UNKNOWN = (math.nan, math.nan)
+# Shares of trials in %, whose exact intervals are known for few speakers, too.
+_SHARES = ("EER%", "top1%", "kNN%", "named%")
+# With fewer speakers there is no interval of any measure: one says nothing of how others differ.
+_LEAST = 2
 # Largest share of draws without a value; of two speakers, half of the draws have only one.
 _MOST_LOST = 0.05
 
@@ -80,8 +85,9 @@ class Speakers:
         speakers: int,
         utterances: int,
     ) -> Figure:
-        """Return a measure with its interval, which is unknown for too few speakers."""
-        bounds = _UNKNOWN if speakers < MIN_SPEAKERS else interval(drawn)
+        """Return a measure with its interval; for fewer than ten speakers see `of_few`."""
+        few = speakers < MIN_SPEAKERS
+        bounds = of_few(measure, value, speakers) if few else interval(drawn)
         return Figure(attack, measure, value, *bounds, chance, speakers, utterances, drawn)
 
     def ratio(
@@ -112,6 +118,18 @@ class Speakers:
         return self.figure(attack, measure, value, drawn, chance, speakers, utterances)
 
 
+def of_few(measure: str, value: float, speakers: int) -> tuple[float, float]:
+    """Return an interval for too few speakers to draw from; NaN, NaN if there is none.
+
+    As in other attacks, that of a share of trials is the exact binomial one of as many trials as
+    speakers: each is an independent trial at best. Other measures, such as word error rates, have
+    none, and neither has a share of fewer than two speakers.
+    """
+    if measure not in _SHARES or math.isnan(value) or speakers < _LEAST:
+        return _UNKNOWN
+    return binomial_bounds(value / 100, speakers)
+
+
 def over_clients(figures: Iterable[Figure], seed: int) -> list[Figure]:
     """Return each measure's mean over clients, with an interval over all of their speakers.
 
@@ -119,7 +137,8 @@ def over_clients(figures: Iterable[Figure], seed: int) -> list[Figure]:
     with one speaker are drawn from each other, if all clients together have 10 speakers. In
     simulations, 95 % intervals contain the true value in 90 % of the cases with three clients of
     six to eight speakers, and in 77 % with six clients of two. There is no interval where too many
-    draws of a client have no value, as draws of a single speaker in attacks on speakers.
+    draws of a client have no value, as draws of a single speaker in attacks on speakers. Fewer than
+    ten have the interval of `of_few`, as if all clients were as small as the smallest.
 
     Args:
         figures: figures of all clients; those without a value are not counted.
@@ -145,8 +164,11 @@ def _mean(figures: Sequence[Figure], seed: int) -> Figure:
         float(np.mean([getattr(one, name) for one in figures])) for name in ("value", "chance")
     )
     lost = max((np.isnan(one).mean() for one in several), default=0)
-    few = speakers < MIN_SPEAKERS or lost > _MOST_LOST
-    bounds = _UNKNOWN if few else interval(drawn)
+    if speakers < MIN_SPEAKERS:
+        smallest = min(one.speakers for one in figures)
+        bounds = of_few(figures[0].measure, value, len(figures) * smallest)
+    else:
+        bounds = _UNKNOWN if lost > _MOST_LOST else interval(drawn)
     utterances = sum(one.utterances for one in figures)
     return figures[0]._replace(
         value=value, low=bounds[0], high=bounds[1], chance=chance, speakers=speakers,

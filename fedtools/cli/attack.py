@@ -157,7 +157,9 @@ def attack_features(
     of a speaker, given the same or other audio of that speaker. II: cluster the features by
     speaker. III: transcribe them with the server's classifier. IV: reconstruct filterbanks from
     them. Probe: name the speaker, with a classifier trained on other utterances. Intervals are
-    95 %, over speakers, where there are 10 or more; the last rows are means over clients.
+    95 %, over speakers, where there are 10 or more. From 2 to 9 speakers, EER and shares of
+    utterances have the exact binomial interval of as many trials, and other measures none. The last
+    rows are means over clients.
 
     Reads: EXP/round_<number>/features.<client>.ark and .scp; EXP's training data; --server-data;
     --text; section features of the YAML of --config.

@@ -28,6 +28,9 @@ from fedtools.score.bootstrap import AVERAGE
 _TRIALS = {EASY: "same speaker", SAME: "same recording", OTHER: "same speaker, other recording"}
 _MEMBERSHIP = "attack", "score", "references"
 _SAME_PEOPLE = "defence", "attacker", "layer", "scores"
+# The values of attacks on features if everything leaks.
+_ALL_TOLD = {"EER%": "0", "top1%": "100", "kNN%": "100", "named%": "100", "MRR": "1", "NMI": "1",
+             "ARI": "1", "MCD dB": "0", "MCD dB, centred": "0"}  # fmt: skip
 _RATES = {"wer": "greedy WER%", "accuracy": "accuracy%"}
 # In place of an attacker: whichever does best behind a defence.
 STRONGEST = "strongest"
@@ -261,7 +264,8 @@ def _of_inversion(folder: Path) -> Iterator[Cell]:
 def _of_features(folder: Path) -> Iterator[Cell]:
     for row in _tables(folder, "attacks.tsv"):
         if row["client"] == AVERAGE:
-            own = row["attack"], row["measure"], row["chance"], "-", "value"
+            everything = _ALL_TOLD.get(row["measure"], "-")
+            own = row["attack"], row["measure"], row["chance"], everything, "value"
             yield replace(_cell(row, "features", *own), trials=_sum(row, "utterances"))
 
 
