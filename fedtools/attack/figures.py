@@ -86,8 +86,7 @@ class Speakers:
         utterances: int,
     ) -> Figure:
         """Return a measure with its interval; for fewer than ten speakers see `of_few`."""
-        few = speakers < MIN_SPEAKERS
-        bounds = of_few(measure, value, speakers) if few else interval(drawn)
+        bounds = _bounds(measure, value, drawn, speakers, speakers)
         return Figure(attack, measure, value, *bounds, chance, speakers, utterances, drawn)
 
     def ratio(
@@ -130,6 +129,17 @@ def of_few(measure: str, value: float, speakers: int) -> tuple[float, float]:
     return binomial_bounds(value / 100, speakers)
 
 
+def _bounds(
+    measure: str, value: float, drawn: np.ndarray, speakers: int, trials: int
+) -> tuple[float, float]:
+    """Return an interval by draws of speakers; where it has no width, that of `of_few`, if any."""
+    if speakers < MIN_SPEAKERS:
+        return of_few(measure, value, trials)
+    low, high = interval(drawn)
+    exact = of_few(measure, value, trials) if low == high else _UNKNOWN
+    return (low, high) if math.isnan(exact[0]) else exact
+
+
 def over_clients(figures: Iterable[Figure], seed: int) -> list[Figure]:
     """Return each measure's mean over clients, with an interval over all of their speakers.
 
@@ -164,11 +174,10 @@ def _mean(figures: Sequence[Figure], seed: int) -> Figure:
         float(np.mean([getattr(one, name) for one in figures])) for name in ("value", "chance")
     )
     lost = max((np.isnan(one).mean() for one in several), default=0)
-    if speakers < MIN_SPEAKERS:
-        smallest = min(one.speakers for one in figures)
-        bounds = of_few(figures[0].measure, value, len(figures) * smallest)
-    else:
-        bounds = _UNKNOWN if lost > _MOST_LOST else interval(drawn)
+    trials = len(figures) * min(one.speakers for one in figures)
+    bounds = _bounds(figures[0].measure, value, drawn, speakers, trials)
+    if speakers >= MIN_SPEAKERS and lost > _MOST_LOST:
+        bounds = _UNKNOWN
     utterances = sum(one.utterances for one in figures)
     return figures[0]._replace(
         value=value, low=bounds[0], high=bounds[1], chance=chance, speakers=speakers,
