@@ -663,3 +663,14 @@ def test_keys_tell_apart_all_that_values_depend_on(world: Path):
     paths = [train(world, "asr", cache_frozen=True, **model) for model in variants]
     keys = {one.name for path in paths for one in data_of(path).glob("train/frozen/au/*.npy")}
     assert len(keys) == 5
+
+
+def test_keys_tell_apart_layers_and_windows_of_clips(world: Path):
+    """Some of these outputs have one shape: those of three depths, and those of two windows."""
+    variants = [(UPPER, {}), (NORM, {}), ({"kind": "lora", "rank": 2}, {}), (HEAD, {})]
+    variants.append((HEAD, {"window": 2}))
+    paths = [train(world, "kws", adapt, cache_frozen=True, **more) for adapt, more in variants]
+    found = [next(data_of(path).glob("train/frozen/*.npy")) for path in paths]
+    shapes = [np.load(one, mmap_mode="r").shape for one in found]
+    assert len(set(shapes[:3])) == len(set(shapes[3:])) == 1
+    assert len({one.name for one in found}) == 5
