@@ -94,6 +94,10 @@ def test_waves_are_normalised_where_the_folder_says_so(tmp_path):
         torch.testing.assert_close(
             normal(louder[..., None])[0], normal(audio[..., None])[0], rtol=0, atol=1e-4
         )
+        # What is hardly heard is not as loud as speech, and silence stays silence.
+        for quiet in (1e-4 * audio, 0 * audio):
+            found = normal(quiet[..., None])[0]
+            torch.testing.assert_close(found, theirs(folder, quiet), rtol=0, atol=1e-5)
         read = json.loads((folder / "preprocessor_config.json").read_text())
         (folder / "preprocessor_config.json").write_text(json.dumps(read | {"do_normalize": False}))
         plain = encoder_of(folder)
