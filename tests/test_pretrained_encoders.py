@@ -240,3 +240,14 @@ def test_a_window_is_filled_with_silence(whisper):
                 filled = torch.nn.functional.pad(clip, (0, 160 * frames - clip.shape[1]))
                 wanted = plain(LogMel()(filled))[0][0]
                 torch.testing.assert_close(row[: frames // 2], wanted, rtol=0, atol=1e-4)
+
+
+def test_windows_are_of_ten_seconds_where_a_decoder_writes(tmp_path):
+    path, frames = save_whisper(tmp_path / "w", max_source_positions=1500), torch.randn(1, 160, 80)
+    # 50 positions a second; without a window, an utterance is as long as it is.
+    for criterion, window, positions in (
+        ("seq2seq", None, 500), ("seq2seq", 30, 1500), ("seq2seq", 1, 80), ("ctc", None, 80),
+    ):  # fmt: skip
+        config = {"network": "hf", "path": str(path), "criterion": criterion, "adapt": {}}
+        model = build_model(config | ({"window": window} if window else {}), TOKENS)
+        assert model.eval().encode(frames, torch.tensor([160]))[1].tolist() == [positions]
