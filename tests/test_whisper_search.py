@@ -64,11 +64,13 @@ def audio(number: int) -> Tensor:
     return torch.randn(1, 200, simulated.BINS, generator=random)
 
 
-def heard(model, tokens, options: Generation, number: int = 0, seed: int = 0) -> list[Scored]:
+def heard(
+    model, tokens, options: Generation, number: int = 0, seed: int = 0, seconds: float = 2.0
+) -> list[Scored]:
     with torch.no_grad():
         found = model.encode(audio(number), torch.tensor([200]))
     batch = Batch(prompt=torch.tensor([PROMPT]), seed=torch.tensor([seed]))
-    batch["seconds"] = torch.tensor([2.0])
+    batch["seconds"] = torch.tensor([seconds])
     return generate(model, tokens, found, batch, options)[0]
 
 
@@ -119,6 +121,34 @@ def test_the_order_of_hypotheses_is_that_of_transformers(model, tokens, theirs):
         for nbest in (5, 3, 1):
             found = heard(model, tokens, replace(PLAIN, beam=5, nbest=nbest), number)
             assert [ids for ids, _ in found] == expected[:nbest]
+
+
+def test_hypotheses_are_bounded_by_the_audio_and_not_by_its_window(model, tokens, theirs):
+    """75 tokens a second and ten more, of the audio that the window has."""
+    whole = {number: by_transformers(theirs, number)[0] for number in SOME}
+    number = next(number for number, ids in whole.items() if len(ids) > 25)
+    [(found, _)] = heard(model, tokens, PLAIN, number, seconds=0.12)
+    assert found == whole[number][: 9 + 10]
+
+
+def test_the_search_uses_an_adapter_of_the_output_layer(folder, tokens):
+    """transformers' model, with the adapter merged by hand, and without it."""
+    adapt = {"targets": ["proj_out"], "rank": 2, "alpha": 6.0}
+    model = Whisper({"network": "hf", "path": str(folder), "adapt": adapt}, "x", None)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.copy_(torch.randn_like(value))
+    low, high = (dict(model.named_parameters())[f"proj_out.lora_{side}"] for side in "ab")
+    whole = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    # Apart from the table of tokens, which stays.
+    weight = whole.proj_out.weight.detach().clone()
+    written = []
+    for more in (0, 6.0 / 2 * (high @ low).detach()):
+        whole.proj_out.weight = torch.nn.Parameter(weight + more)
+        written.append([by_transformers(whole, number)[0] for number in SOME[:2]])
+    found = [heard(model.eval(), tokens, PLAIN, number)[0][0] for number in SOME[:2]]
+    assert found == written[1] != written[0]
 
 
 def test_samples_are_drawn_by_probability_and_seed(model, tokens, theirs):
