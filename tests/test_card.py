@@ -155,6 +155,8 @@ def test_membership_is_compared_with_what_audio_tells(results):
 
     rows = [
         told("blind", "none", "-", 58),
+        # The best of those who hear the audio alone counts.
+        told("blind", "none", "-", 56),
         told("threshold", "none", "-", 60),
         told("RMIA", "none", "-", 70),
         told("RMIA", "noise=1", "ignorant", 53),
@@ -242,6 +244,21 @@ def test_a_cell_whose_interval_contains_no_leak_is_white(tmp_path):
             pixels = np.asarray(image.convert("RGB"), int)
         darkest.append((pixels[..., 2] - pixels[..., 0]).max())
     assert darkest[0] < 20 < 60 < darkest[1]
+
+
+def test_people_are_named_with_the_trials_of_all_kinds_and_trials_with_each(tmp_path):
+    """As tables have them: people in the row of all trials alone."""
+    rows = [
+        trial("weights", "none", "-", "all", "cosine", kind, 20.0) | {"targets": own, "others": 70}
+        for kind, own in (("easy", 30), ("same", 10), ("other", 20))
+    ]
+    rows[0]["speakers"] = 12
+    write_tsv(tmp_path / "attacks/weights.tsv", COLUMNS, rows)
+    inside("attack", "card", tmp_path).ok()
+    found = read_tsv(tmp_path / "attacks/card.tsv", None)
+    assert [(one["of"], one["people"], one["trials"]) for one in found] == [
+        ("same recording", "12", "80"), ("same speaker, other recording", "12", "90"),
+    ]  # fmt: skip
 
 
 def test_terms_and_what_no_leak_means_stand_below(results):
