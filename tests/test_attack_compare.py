@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import inside
+from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
 from fedtools.files.tables import read_tsv
@@ -131,6 +132,47 @@ def test_a_difference_that_varies_with_the_seed_has_students_interval(scores, tm
     assert float(row["dlow"]) == pytest.approx(told.low, abs=4)
     assert float(row["dhigh"]) == pytest.approx(told.high, abs=4)
     assert told.high - told.low > 40
+
+
+@pytest.mark.parametrize(("start", "own"), [(13, 1.0), (14, 1.4)])
+def test_few_people_and_seeds_that_differ_by_person_by_hand(tmp_path, start, own):
+    """Explicit draws of ten people, for whom each seed errs otherwise; Satterthwaite's interval."""
+    random, people, seeds = np.random.default_rng(start), 10, 3
+    few = [place for place, pair in enumerate(PAIRS) if max(pair) < f"s{people:02d}"]
+    same = SAME[few]
+    sides = np.array([[PEOPLE.index(one[:3]) for one in PAIRS[place]] for place in few])
+    hard, given, named = random.normal(0, 1.2, people), [], []
+    for number, shift in enumerate((0.6, 0.0, -0.9)):
+        ease = 2 + shift + hard + random.normal(0, own, people)
+        given.append(same * ease[sides[:, 0]] + random.normal(size=len(few)))
+        whole = np.zeros(len(PAIRS))
+        whole[few] = given[-1]
+        path = decided(tmp_path / str(number), "a1.h1", whole)
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(lines[place] for place in few))
+        named.append(f"a={path}")
+    inside("attack", "compare", tmp_path / "out.tsv", *named, "--resamples", "4000").ok()
+    (row,) = read_tsv(tmp_path / "out.tsv", None)
+    rates = np.array([equal_error_rate(scores, same) for scores in given])
+    drawn = []
+    for _ in range(2000):
+        often = np.bincount(random.integers(people, size=people), minlength=people)
+        weights = np.where(same, often[sides[:, 0]], often[sides].prod(1))
+        drawn.append([equal_error_rate(one.repeat(weights), same.repeat(weights)) for one in given])
+    table = np.array(drawn)
+    between, within = rates.var(ddof=1), seeds * table.mean(1).var()
+    both = (table - table.mean(1, keepdims=True)).var(0).sum() / (seeds - 1)
+    squares = [(between, seeds - 1), (within, people - 1)]
+    total = between + within - both
+    free = total**2 / sum(
+        one**2 / degrees for one, degrees in [*squares, (both, (seeds - 1) * (people - 1))]
+    )
+    # No variance is below 0.
+    total, free = max((total, free), *squares)
+    half = student.ppf(0.975, free) * np.sqrt(total / seeds)
+    assert (float(row["low"]), float(row["high"])) == pytest.approx(
+        (max(0.0, rates.mean() - half), rates.mean() + half), abs=0.06 * half
+    )
 
 
 def test_seeds_of_which_the_first_hardly_varies_over_speakers(scores, tmp_path):
