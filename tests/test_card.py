@@ -11,6 +11,7 @@ from PIL import Image
 
 from fedtools.attack.attributes import COLUMNS as OF_ATTRIBUTES
 from fedtools.attack.membership import COLUMNS as OF_MEMBERSHIP
+from fedtools.attack.recovered import COLUMNS as OF_INVERSION
 from fedtools.attack.verify import COLUMNS
 from fedtools.files.tables import read_tsv, write_tsv
 
@@ -244,6 +245,26 @@ def test_a_cell_whose_interval_contains_no_leak_is_white(tmp_path):
             pixels = np.asarray(image.convert("RGB"), int)
         darkest.append((pixels[..., 2] - pixels[..., 0]).max())
     assert darkest[0] < 20 < 60 < darkest[1]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "light"), [("0.10", "0.90", True), ("-0.10", "0.90", False), ("-", "-", False)]
+)
+def test_a_difference_from_a_control_is_light_where_it_shows_a_leak(tmp_path, low, high, light):
+    """Its largest value is unknown, so its shade has no scale."""
+    cells = {
+        "attack": "tokens",
+        "steps": "1",
+        "measure": "AUC%",
+        "against": "control",
+        "items": "9",
+    }
+    one = row(OF_INVERSION, **cells, defence="none", difference="0.50", low=low, high=high)
+    write_tsv(tmp_path / "attacks/inversion.tsv", OF_INVERSION, [one])
+    inside("attack", "card", tmp_path).ok()
+    with Image.open(tmp_path / "attacks/card.png") as image:
+        pixels = np.asarray(image.convert("RGB"), int)
+    assert ((pixels[..., 2] - pixels[..., 0]).max() > 15) == light
 
 
 def test_people_are_named_with_the_trials_of_all_kinds_and_trials_with_each(tmp_path):

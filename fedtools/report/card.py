@@ -31,6 +31,8 @@ _SAME_PEOPLE = "defence", "attacker", "layer", "scores"
 # The values of attacks on features if everything leaks.
 _ALL_TOLD = {"EER%": "0", "top1%": "100", "kNN%": "100", "named%": "100", "MRR": "1", "NMI": "1",
              "ARI": "1", "MCD dB": "0", "MCD dB, centred": "0"}  # fmt: skip
+# How dark the cell is of a leak whose size cannot be compared with that of everything.
+_SOME = 0.25
 _RATES = {"wer": "greedy WER%", "accuracy": "accuracy%"}
 # In place of an attacker: whichever does best behind a defence.
 STRONGEST = "strongest"
@@ -99,14 +101,15 @@ class Cell:
     def leak(self) -> float:
         """Return how far the value, or its interval's middle, is from nothing (0) to all (1).
 
-        A value whose interval contains nothing, or that has no interval, does not show a leak.
+        A value whose interval contains nothing, or that has no interval, does not show a leak. The
+        largest difference from a control is unknown: one that shows a leak is `_SOME`.
         """
         low, high, nothing = (
             known_number(text, math.nan) for text in (self.low, self.high, self.nothing)
         )
-        if not math.isfinite(self.strength):
-            return math.nan
         shown = low > nothing or high < nothing
+        if not math.isfinite(self.strength):
+            return _SOME if shown else 0.0
         return min(max(self.strength, 0.0), 1.0) if shown else 0.0
 
     @property

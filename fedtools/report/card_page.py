@@ -123,7 +123,8 @@ def markdown(card: Card) -> str:
     ]
     notes.append(
         "- In the picture, darker cells leak more. A cell whose interval contains the value of no "
-        "leak is white: these trials do not show a leak, and do not exclude one."
+        "leak is white: these trials do not show a leak, and do not exclude one. A difference from "
+        "a control is light, whatever its size."
     )
     notes.append(
         "- Cells have 95 % intervals. `best of n` is the one that reveals most among n layers, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from fedtools.files.drawing import drawing
@@ -32,8 +31,7 @@ def draw_card(path: Path, card: Card, title: str) -> None:
             for x, name in enumerate(card.defences):
                 if name not in known:
                     continue
-                leak = known[name].leak if y < len(attacks) else math.nan
-                shade = 0.0 if math.isnan(leak) else 0.85 * leak
+                shade = 0.85 * known[name].leak if y < len(attacks) else 0.0
                 axes.axvspan(
                     x, x + 1, 1 - (y + 1) / rows, 1 - y / rows, color=_COLOUR, alpha=shade, lw=0
                 )
