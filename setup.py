@@ -19,15 +19,27 @@ class BuildWithCommit(build_py):
 
     def run(self) -> None:
         super().run()
-        # From an archive of the sources, the commit is not known. An editable package has its own.
-        if (ROOT / ".git").exists() and not self.editable_mode:
-            git = ("git", "-C", str(ROOT))
-            head, changed = (
-                subprocess.run([*git, *command], check=True, capture_output=True, text=True).stdout
-                for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", "fedtools"])
-            )
-            commit = head.strip() + ("-dirty" if changed else "")
+        # An editable package stays in its checkout, where the commit can be read at any time.
+        commit = "" if self.editable_mode else commit_of(ROOT)
+        if commit:
             Path(self.build_lib, "fedtools", "commit.txt").write_text(f"{commit}\n", "utf-8")
+
+
+def commit_of(folder: Path) -> str:
+    """Return a checkout's commit, with "-dirty" if its package differs; "" if it is not known."""
+    git = ("git", "-C", str(folder))
+    commands = ((*git, "rev-parse", "HEAD"), (*git, "status", "--porcelain", "--", "fedtools"))
+    # The sources may come from an archive, perhaps unpacked within a checkout of other code.
+    if not (folder / ".git").exists():
+        return ""
+    try:
+        head, changed = (
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+            for command in commands
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f"{head}-dirty" if changed else head
 
 
 setup(

@@ -56,6 +56,18 @@ def test_an_experiment_of_the_wheel_knows_its_commit(dist, tmp_path):
     assert (tmp_path / "software.yaml").read_text().splitlines()[0] == f"git: {head}"
 
 
+def test_a_package_is_built_where_git_does_not_read_the_checkout(tmp_path):
+    """As in a container whose user does not own the files, or without git."""
+    copy = tmp_path / "checkout"
+    (copy / "fedtools").mkdir(parents=True)
+    (copy / "fedtools/__init__.py").write_text('__version__ = "1.0"\n')
+    (copy / ".git").write_text("gitdir: /nowhere\n")
+    shutil.copy(ROOT / "setup.py", copy)
+    run(sys.executable, "setup.py", "-q", "build_py", cwd=copy, cold=True).ok()
+    assert (copy / "build/lib/fedtools/__init__.py").exists()
+    assert not (copy / "build/lib/fedtools/commit.txt").exists()
+
+
 def test_the_wheel_holds_the_package_alone(dist):
     (wheel,) = dist.glob("*.whl")
     assert wheel.name == f"{DIST}-{package.__version__}-py3-none-any.whl"
