@@ -674,6 +674,15 @@ def test_attacks_are_means_over_clients_and_spread_over_seeds(tmp_path, cli):
         f"I\ttop1%\t10.0\t35.0 ± 7.1 [{35 - half:.1f}, {35 + half:.1f}]\t40.0 [26.0, 48.0]",
         "II\tNMI\t-\t0.50 ± 0.00\t0.50 [0.40, 0.60]",
     ]
+    # Exact bounds are on one side of 100 %.
+    for seed, value, low in (("0", "100.00", "69.20"), ("1", "100.00", "60.00")):
+        best = dict(
+            zip(columns, ("average", "I", "top1%", value, low, value, "10.00"), strict=True)
+        )
+        write_tsv(tmp_path / seed, columns, [best])
+    cli("attack", "merge", tmp_path / "out.tsv", *pairs).ok()
+    *_, mean, alone = (tmp_path / "out.tsv").read_text().splitlines()[1].split("\t")
+    assert (mean, alone) == ("100.0 ± 0.00 [64.6, 100.0]", "100.0 [60.0, 100.0]")
     (tmp_path / "0").write_text("client\tvalue\nau\t1\n")
     done = cli("attack", "merge", tmp_path / "out.tsv", *pairs)
     done.fails(1, "0:2: not a row of attack features")

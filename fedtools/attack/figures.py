@@ -146,9 +146,9 @@ def over_clients(figures: Iterable[Figure], seed: int) -> list[Figure]:
     Speakers are drawn within each client, as in `fedtools.score.bootstrap.resample`, and clients
     with one speaker are drawn from each other, if all clients together have 10 speakers. In
     simulations, 95 % intervals contain the true value in 90 % of the cases with three clients of
-    six to eight speakers, and in 77 % with six clients of two. There is no interval where too many
-    draws of a client have no value, as draws of a single speaker in attacks on speakers. Fewer than
-    ten have the interval of `of_few`, as if all clients were as small as the smallest.
+    six to eight speakers, and in 77 % with six clients of two. Where too many
+    draws of a client have no value, as draws of a single speaker in attacks on speakers, and of
+    fewer than ten speakers, it is that of `of_few`, as if all clients were as the smallest.
 
     Args:
         figures: figures of all clients; those without a value are not counted.
@@ -177,7 +177,7 @@ def _mean(figures: Sequence[Figure], seed: int) -> Figure:
     trials = len(figures) * min(one.speakers for one in figures)
     bounds = _bounds(figures[0].measure, value, drawn, speakers, trials)
     if speakers >= MIN_SPEAKERS and lost > _MOST_LOST:
-        bounds = _UNKNOWN
+        bounds = of_few(figures[0].measure, value, trials)
     utterances = sum(one.utterances for one in figures)
     return figures[0]._replace(
         value=value, low=bounds[0], high=bounds[1], chance=chance, speakers=speakers,

@@ -159,7 +159,7 @@ def attack_features(
     them. Probe: name the speaker, with a classifier trained on other utterances. Intervals are
     95 %, over speakers, where there are 10 or more. From 2 to 9 speakers, EER and shares of
     utterances have the exact binomial interval of as many trials, and other measures none. The last
-    rows are means over clients.
+    rows are means over clients; for such an interval, all count as if as small as the smallest.
 
     Reads: EXP/round_<number>/features.<client>.ark and .scp; EXP's training data; --server-data;
     --text; section features of the YAML of --config.

@@ -68,9 +68,19 @@ def _cell(seeds: Sequence[Mapping[str, float]]) -> str:
     if not seeds:
         return "-"
     figure = with_deviation([seed["value"] for seed in seeds], _digits)
-    each = ([seed[name] for seed in seeds] for name in ("value", "low", "high"))
-    low, high = map(_digits, mean_bounds(*each))
+    low, high = map(_digits, _bounds(seeds))
     return figure + (f" [{low}, {high}]" if low and high else "")
+
+
+def _bounds(seeds: Sequence[Mapping[str, float]]) -> tuple[float, float]:
+    """Return the bounds of a mean over seeds; NaN, NaN if a seed has none."""
+    values, lows, highs = ([seed[name] for seed in seeds] for name in ("value", "low", "high"))
+    low, high = mean_bounds(values, lows, highs)
+    if any(seed["value"] in (seed["low"], seed["high"]) for seed in seeds):
+        # Exact bounds of a share of 0 or 100 % are on one side, not around it.
+        low, high = min(low, statistics.fmean(lows)), max(high, statistics.fmean(highs))
+        low, high = max(low, 0.0), min(high, 100.0)
+    return low, high
 
 
 def _mean(values: Sequence[float]) -> str:
