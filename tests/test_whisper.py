@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 import zlib
 from itertools import product
@@ -24,6 +23,7 @@ from safetensors.numpy import load_file
 from tokenizers.pre_tokenizers import ByteLevel
 
 from fedtools.decode.repetition import compression_ratio, repeats
+from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv
 from fedtools.lm.whisper_tokens import WhisperTokens
@@ -470,7 +470,7 @@ def test_transcripts_longer_than_the_decoder_are_dropped(world, folder, tmp_path
         return path, inside("init", path, *options)
 
     # A decoder of 40 positions, less a prompt and an end; each word begins with a blank.
-    trained = {}
+    trained, losses = {}, {}
     for letters in (34, 35):
         path, done = begun(letters, 3)
         longer = "1 of 8 utterances have transcripts of more than the 35 tokens"
@@ -481,10 +481,19 @@ def test_transcripts_longer_than_the_decoder_are_dropped(world, folder, tmp_path
         trained[letters] = sum(int(row["utterances"]) for row in rows)
         told = read_tsv(path / "evaluate_valid.tsv", None)
         assert {row["utterances"] for row in told} == {"4"}
-        assert all(math.isfinite(float(row["loss"])) for row in told)
+        losses[letters] = float(told[0]["loss"])
+    # The loss is the mean of the client's three other utterances.
+    begun_with = Federation(path)
+    begun_with.load_result(None, 0)
+    corpus, client = begun_with.task.corpus, told[0]["client"]
+    valid = corpus.read("valid", False)
+    others = [one for one in valid.client_utterances(client) if one != name]
+    assert len(others) == 3
+    of_three = begun_with.task.measured(corpus.gather(valid, others))["loss"]
+    assert losses[35] == pytest.approx(float(of_three), abs=1e-5) != losses[34]
     assert trained == {34: 8, 35: 7}
     path, done = begun(36, *range(len(lines)))
-    done.fails(1, "8 of 8 utterances have transcripts", "cut it by segments")
+    done.fails(1, "8 of 8 utterances have transcripts", "cut them by segments")
     assert not path.exists()
 
 

@@ -103,7 +103,7 @@ class Whisper(Recogniser):
         self.longest = int(whole.config.max_target_positions)
         self.unfit = (
             f"transcripts of more than the {self.longest - _MARKS} tokens that the model writes",
-            "cut it by segments",
+            "cut them by segments",
         )
         self.end = marks["eos_token_id"]
 

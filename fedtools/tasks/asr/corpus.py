@@ -20,6 +20,7 @@ from fedtools.files.sent_features import open_sent, sent_names
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method
+from fedtools.models.asr import trained_by
 from fedtools.server.shares import taken_of
 from fedtools.tasks.alike import check_kind_of
 from fedtools.tasks.asr.data import Utterances, read_data
@@ -199,9 +200,10 @@ class Corpus:
             problem = "all labels of clients' features are empty"
             raise UserError(problem, path=data.path, remedy=remedy)
         found = self.gather_sent(data, list(data.text), seals, labelled=True)
-        kept = fit_names(found, self._models.build())
+        model = self._models.build()
+        kept = fit_names(found, model)
         if lost := len(found) - len(kept):
-            effect = f"{lost} of {len(found)} labels do not fit: left out"
+            effect = f"{lost} of {len(found)} labels have {trained_by(model).unfit[0]}: left out"
             print(f"round {number}, server: {effect}", file=sys.stderr)
             found = self.gather_sent(data, kept, seals, labelled=True)
         return found

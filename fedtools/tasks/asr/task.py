@@ -165,11 +165,14 @@ class AsrTask(Task[Method]):
         """
         model = self.models.build().eval()
         loss, words, errors = 0.0, 0, 0
-        fit = len(data) - len(data.unfit(model))
+        unfit = set(data.unfit(model))
+        fit = len(data) - len(unfit)
         batches = data.batches()
         for indices, batch in zip(batches, data.stream(batches, self.device), strict=True):
             values, lengths = outputs(model, batch)
-            loss += losses(model, values, lengths, batch).double().sum().item()
+            own = torch.tensor([data.names[index] not in unfit for index in indices])
+            found = losses(model, values, lengths, batch)
+            loss += (found * own.to(found.device)).double().sum().item()
             hypotheses = self.models.transcribe(model, (values, lengths), batch)
             for index, tokens in zip(indices, hypotheses, strict=True):
                 reference = data.unit.cut(data.texts[index])
