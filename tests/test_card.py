@@ -248,18 +248,22 @@ def test_a_cell_whose_interval_contains_no_leak_is_white(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "light"), [("0.10", "0.90", True), ("-0.10", "0.90", False), ("-", "-", False)]
+    ("measure", "low", "high", "light"),
+    [
+        ("label%", "0.10", "0.90", True),
+        ("label%", "-0.90", "-0.10", False),
+        ("WER%", "0.10", "0.90", False),
+        ("WER%", "-0.90", "-0.10", True),
+        ("label%", "-0.10", "0.90", False),
+        ("label%", "-", "-", False),
+    ],
 )
-def test_a_difference_from_a_control_is_light_where_it_shows_a_leak(tmp_path, low, high, light):
-    """Its largest value is unknown, so its shade has no scale."""
-    cells = {
-        "attack": "tokens",
-        "steps": "1",
-        "measure": "AUC%",
-        "against": "control",
-        "items": "9",
-    }
-    one = row(OF_INVERSION, **cells, defence="none", difference="0.50", low=low, high=high)
+def test_a_difference_from_a_control_is_light_where_it_shows_a_leak(
+    tmp_path, measure, low, high, light
+):
+    """Its largest value is unknown, so its shade has no scale. Fewer errors are a leak."""
+    cells = {"attack": "tokens", "defence": "none", "steps": "1", "items": "9"}
+    one = row(OF_INVERSION, **cells, measure=measure, difference="0.50", low=low, high=high)
     write_tsv(tmp_path / "attacks/inversion.tsv", OF_INVERSION, [one])
     inside("attack", "card", tmp_path).ok()
     with Image.open(tmp_path / "attacks/card.png") as image:

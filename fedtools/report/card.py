@@ -31,6 +31,9 @@ _SAME_PEOPLE = "defence", "attacker", "layer", "scores"
 # The values of attacks on features if everything leaks.
 _ALL_TOLD = {"EER%": "0", "top1%": "100", "kNN%": "100", "named%": "100", "MRR": "1", "NMI": "1",
              "ARI": "1", "MCD dB": "0", "MCD dB, centred": "0"}  # fmt: skip
+# In place of the value if everything leaks: differences from a control are then below 0.
+FALLS = "below"
+_ERRORS = ("WER%", "EER%")
 # How dark the cell is of a leak whose size cannot be compared with that of everything.
 _SOME = 0.25
 _RATES = {"wer": "greedy WER%", "accuracy": "accuracy%"}
@@ -109,6 +112,7 @@ class Cell:
         )
         shown = low > nothing or high < nothing
         if not math.isfinite(self.strength):
+            shown = high < nothing if self.everything == FALLS else low > nothing
             return _SOME if shown else 0.0
         return min(max(self.strength, 0.0), 1.0) if shown else 0.0
 
@@ -260,7 +264,8 @@ def _of_inversion(folder: Path) -> Iterator[Cell]:
     """Yield differences from a control, with their intervals."""
     for row in _tables(folder, "inversion.tsv"):
         what, measure = f"{row['attack']}, {row['steps']}", f"{row['measure']} - {row['against']}"
-        found = _cell(row, "inversion", what, measure, "0", "-", "difference")
+        everything = FALLS if row["measure"] in _ERRORS else "-"
+        found = _cell(row, "inversion", what, measure, "0", everything, "difference")
         yield replace(found, trials=_sum(row, "items"))
 
 
