@@ -197,3 +197,10 @@ def test_a_command_on_a_page_names_no_user(tmp_path, monkeypatch):
     words = [f"{home}/.venv/bin/fedtools", "report", f"{home}/work/R.md", f"a={home}/exp/a b", "x"]
     monkeypatch.setattr("sys.argv", words)
     assert own_command() == "fedtools report R.md 'a=~/exp/a b' x"
+    # Neither folder is part of another name, or of a URL.
+    others = [f"{home}ly/a", f"/mnt{home}/b", "https://a.b/c", f"{home}/work", f"{home}", "./d"]
+    monkeypatch.setattr("sys.argv", ["fedtools", *others])
+    found = [f"{home}ly/a", f"/mnt{home}/b", "https://a.b/c", ".", "'~'", "d"]
+    assert own_command() == " ".join(["fedtools", *found])
+    monkeypatch.chdir("/")
+    assert own_command().split()[3] == "https://a.b/c"

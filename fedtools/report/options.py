@@ -54,11 +54,13 @@ def own_command(program: str = "") -> str:
     Args:
         program: what it begins with; by default the name of the running script.
     """
-    text = shlex.join([program or Path(sys.argv[0]).name, *sys.argv[1:]]).replace(
-        f"{Path.cwd()}/", ""
-    )
+    words = [program or Path(sys.argv[0]).name, *sys.argv[1:]]
     home = os.environ.get("HOME", "").rstrip("/")
-    return text.replace(f"{home}/", "~/") if home else text
+    for folder, short in ((str(Path.cwd()).rstrip("/"), "."), (home, "~")):
+        # At the start of a path, which may follow a name, and no part of a longer name.
+        path = re.compile(rf"(^|[=:]){re.escape(folder)}(?=/|:|$)")
+        words = [path.sub(rf"\1{short}", word) for word in words] if folder else words
+    return shlex.join(re.sub(r"(^|[=:])\./", r"\1", word) for word in words)
 
 
 def page_facts(
