@@ -169,8 +169,9 @@ def test_bad_input_is_one_line(world, tmp_path):
         report(page, *rows).fails(1, said)
     for rows, more, said in (
         ([good, f"A={good}:{good}"], [], "in all"),
-        ([good], ["--reference", "FedAvg"], "not for keyword spotting"),
-        (["=x"], [], "write [NAME=]EXP_DIR"),
+        ([good], ["--reference", "FedAvg"], "is of keyword spotting"),
+        (["=x"], [], "[NAME=]EXP_DIR of keyword spotting"),
+        ([""], [], "[NAME=]EXP_DIR of keyword spotting"),
     ):
         named = [word for row in rows for word in ("--row", row)]
         inside("report", page, *CORPUS, *named, *more).fails(2, said)

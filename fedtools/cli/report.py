@@ -137,7 +137,7 @@ def report_command(
         None,
         "--from",
         help="Make a section again from its RESULTS-SECTION-errors.gz, without experiments and "
-        "options but --date.",
+        "options but --date, which one of keyword spotting has already.",
     ),
     command: str = COMMAND,
     date: datetime = DATE,
@@ -206,8 +206,8 @@ def report_command(
     )
     if experiments := _experiments(row):
         if plot or elsewhere or also or reference:
-            unfit = "--plot, --elsewhere, --also and --reference"
-            raise typer.BadParameter(f"{unfit} are not for keyword spotting")
+            unfit = "they have no --plot, --elsewhere, --also or --reference"
+            raise typer.BadParameter(f"--row without :SCORE_DIR is of keyword spotting: {unfit}")
         from fedtools.report.keywords import write_accuracies
 
         summary = write_accuracies(results, experiments, page)
@@ -236,7 +236,10 @@ def _remake(record: Path, results: Path, date: datetime | None) -> tuple[str, Su
 
 def _experiments(rows: list[str]) -> list[tuple[str, Path]]:
     """Parse rows of experiments without a folder of scores; return [] if all have one."""
-    split = [pair(text, "--row", _EXPERIMENT) if "=" in text else ("", text) for text in rows]
+    forms = f"{_ROW}, or {_EXPERIMENT} of keyword spotting"
+    split = [pair(text, "--row", forms) if "=" in text else ("", text) for text in rows]
+    if not all(path for _, path in split):
+        raise typer.BadParameter(f"--row: write {forms}")
     plain = [(name, Path(path)) for name, path in split if ":" not in path]
     if plain and len(plain) < len(rows):
         raise typer.BadParameter(f"--row: write {_ROW} in all, or {_EXPERIMENT} in all")

@@ -63,6 +63,8 @@ def read_accuracy(path: Path) -> dict[int, float]:
     curve = read_curve(path, facts_of("kws", ""))
     rows = enumerate(read_tsv(path, facts_of("kws", "").header), 2)
     clips = {row["client"]: count(row, "clips", path, line) for line, row in rows}
+    if clips and not all(clips.values()):
+        raise UserError("an accuracy of no clips", path=path, remedy="run fedtools evaluate again")
     return {
         at: float(np.average(list(rates.values()), weights=[clips[client] for client in rates]))
         for at, rates in curve.items()
@@ -246,6 +248,6 @@ def read_record(path: Path) -> tuple[Section, list[Row]]:
 def is_whole(counts: Utterances) -> bool:
     """Return whether each clip was evaluated as often, and was not wrong more often."""
     tokens = counts.tokens[CLIP]
-    if tokens.min() < 1 or tokens.min() != tokens.max():
+    if not len(tokens) or tokens.min() < 1 or tokens.min() != tokens.max():
         return False
     return bool((counts.errors[CLIP] <= tokens).all())

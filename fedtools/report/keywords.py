@@ -102,7 +102,7 @@ def write_accuracies(path: Path, rows: Sequence[tuple[str, Path]], page: Page) -
     reading = (
         f"**{caption}: summary.** {note_of(systems)} {_data(found)}" + f" {page.note}".rstrip()
     )
-    again = f"`fedtools report --from {file.name}` makes this section again from errors of clips."
+    again = f"`fedtools report {path.name} --from {file.name}` makes this section again."
     below = [again, *further(page, *read_tables(page))]
     section = Section(page.section, caption, [f"## {caption}", about, reading], below)
     summary = summary_of(systems)

@@ -362,8 +362,9 @@ def _origin(tuned_on: Sequence[str]) -> str:
         return (
             "as given" if not any(tuned_on) else "tuned with some seeds, and as given with others"
         )
-    other = [one for one in dict.fromkeys(tuned_on) if not _VALIDATION.search(one)]
-    return f"tuned on {', '.join(other)}" if other else "tuned on validation data"
+    if all(map(_VALIDATION.search, tuned_on)):
+        return "tuned on validation data"
+    return f"tuned on {', '.join(dict.fromkeys(tuned_on))}"
 
 
 def image(caption: str, name: str) -> str:
