@@ -19,10 +19,13 @@ class BuildWithCommit(build_py):
 
     def run(self) -> None:
         super().run()
+        written = Path(self.build_lib, "fedtools", "commit.txt")
+        # An earlier build may have left its own.
+        written.unlink(missing_ok=True)
         # An editable package stays in its checkout, where the commit can be read at any time.
         commit = "" if self.editable_mode else commit_of(ROOT)
         if commit:
-            Path(self.build_lib, "fedtools", "commit.txt").write_text(f"{commit}\n", "utf-8")
+            written.write_text(f"{commit}\n", "utf-8")
 
 
 def commit_of(folder: Path) -> str:

@@ -30,9 +30,10 @@ def uninterrupted() -> Iterator[None]:
     try:
         yield
     finally:
+        # What was held back comes while the handler still takes note alone.
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if noted:
             signal.signal(signal.SIGINT, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if came:
             signal.raise_signal(signal.SIGINT)
 
