@@ -103,6 +103,18 @@ def test_segments_of_a_recording_in_an_ark(tmp_path, kind):
     np.testing.assert_array_equal(found * 32768, sounds()["s1-u2"][3200:8000])
 
 
+def test_a_recording_of_fifty_samples_in_an_ark(tmp_path):
+    """Its length takes one byte after the mark."""
+    ark, scp = tmp_path / "wav.ark", tmp_path / "wav.scp"
+    samples = np.arange(50, dtype=np.int16)
+    found = {"a": (RATE, samples)}
+    kaldiio.save_ark(str(ark), found, scp=str(scp), write_function="soundfile")
+    spec = scp.read_text().split(" ", 1)[1].strip()
+    offset = int(spec.rpartition(":")[2])
+    assert ark.read_bytes()[offset : offset + 6] == b"AUDIO\x01"
+    np.testing.assert_array_equal(read_wave(spec).samples * 32768, samples)
+
+
 def test_what_is_no_audio_in_an_ark_is_refused_by_both(tmp_path, cli):
     wav_scp = write_ark(tmp_path)
     kaldiio.save_ark(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import kaldiio
 import keywords
 import numpy as np
 import pytest
@@ -100,6 +101,23 @@ def test_models_of_filterbanks_refuse_what_whisper_takes(world, tmp_path):
     model = {"encoder": "conformer", "encoder_conf": {"output_size": 8, "num_blocks": 1}}
     config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"model": model}))
     inside(*command).fails(1, "are log_mel", "--kind fbank or mfcc")
+
+
+def test_other_features_of_a_single_utterance_are_refused_by_name(world, tmp_path):
+    """Without a record of their kinds; all but the second are in whole seconds, as log_mel are."""
+    data = shutil.copytree(world / "log_mel", tmp_path / "mixed")
+    reader = FeatureReader(read_table(data / "feats.scp"))
+    found = {utt: reader.read(utt) for utt in read_table(data / "feats.scp")}
+    found["a-2"] = found["a-2"][:130]
+    kaldiio.save_ark(str(tmp_path / "feats.ark"), found, scp=str(tmp_path / "feats.scp"))
+    mixed = read_table(tmp_path / "feats.scp")
+    (data / "feats.scp").write_text("".join(f"{utt} {place}\n" for utt, place in mixed.items()))
+    (data / "utt2num_frames").unlink()
+    command = init(world, tmp_path / "e", world / "whisper", "log_mel", "--data", f"test={data}")
+    done = inside(*command)
+    *_, told = done.err.splitlines()
+    assert done.code == 1 and "mixed/feats.scp: 130 frames of 'a-2' are not whole seconds" in told
+    assert told.endswith("--kind log_mel")
 
 
 def test_what_is_too_long_is_refused_by_name(world, tmp_path):
