@@ -345,7 +345,7 @@ def test_dropout_is_drawn_for_a_seed_a_round_and_a_client(twins, tmp_path):
     """With a rate of 0, nothing else can change a loss."""
     still = ("--set", "training.optim=sgd", "--set", "training.optim_conf={lr: 0.0}")
     start, losses = tmp_path / "0" / "init.safetensors", {}
-    for seed in (0, 1):
+    for seed in (0, 2):
         more = ("--seed", str(seed), *(("--start", str(start)) if seed else ()))
         path = begin(twins, tmp_path / str(seed), "client", *still, *more, config="random")
         inside("rounds", path, "--to", "2").ok()

@@ -379,12 +379,12 @@ def test_labels_of_single_clips_are_exact(rows):
 def test_of_anothers_update_nothing_is_recovered(single, tmp_path):
     """Clips of the client after the next, with other labels, are not recovered."""
     update = single / "round_0001/update.1.safetensors"
-    kept = load_file(update)
+    kept, whole = load_file(update), update.read_bytes()
     try:
         save_file({name: np.roll(value, 2, 0) for name, value in kept.items()}, update)
         rows = attacked(single, tmp_path, "--steps", "real")
     finally:
-        save_file(kept, update)
+        update.write_bytes(whole)
     row = rows["none", "real, simulated", "correlation", "another's"]
     assert abs(float(row["value"])) < 0.2 and float(row["low"]) < 0 < float(row["high"])
     assert float(rows["none", "real", "bias AUC%", "frequency"]["value"]) < 70
@@ -393,11 +393,12 @@ def test_of_anothers_update_nothing_is_recovered(single, tmp_path):
 def test_of_no_update_nothing_is_told(single, tmp_path):
     update = single / "round_0001/update.1.safetensors"
     kept, start = load_file(update), load_file(single / "round_0001/global.safetensors")
+    whole = update.read_bytes()
     try:
         save_file({name: 0 * value + start[name] for name, value in kept.items()}, update)
         done = inside("attack", "inversion", single, tmp_path, "--round", "1", "--steps", "real")
     finally:
-        save_file(kept, update)
+        update.write_bytes(whole)
     done.ok()
     assert "gradient matching: not applicable: nothing that training changes is sent" in done.err
     assert read_tsv(tmp_path / "inversion.tsv", COLUMNS) == []
