@@ -86,7 +86,7 @@ class Speakers:
         utterances: int,
     ) -> Figure:
         """Return a measure with its interval; for fewer than ten speakers see `of_few`."""
-        bounds = _bounds(measure, value, drawn, speakers, speakers)
+        bounds = _bounds(measure, value, drawn if speakers >= MIN_SPEAKERS else None, speakers)
         return Figure(attack, measure, value, *bounds, chance, speakers, utterances, drawn)
 
     def ratio(
@@ -130,13 +130,11 @@ def of_few(measure: str, value: float, speakers: int) -> tuple[float, float]:
 
 
 def _bounds(
-    measure: str, value: float, drawn: np.ndarray, speakers: int, trials: int
+    measure: str, value: float, drawn: np.ndarray | None, trials: int
 ) -> tuple[float, float]:
-    """Return an interval by draws of speakers; where it has no width, that of `of_few`, if any."""
-    if speakers < MIN_SPEAKERS:
-        return of_few(measure, value, trials)
-    low, high = interval(drawn)
-    exact = of_few(measure, value, trials) if low == high else _UNKNOWN
+    """Return an interval by draws; without draws, or where it has no width, `of_few`, if any."""
+    low, high = _UNKNOWN if drawn is None else interval(drawn)
+    exact = of_few(measure, value, trials) if drawn is None or low == high else _UNKNOWN
     return (low, high) if math.isnan(exact[0]) else exact
 
 
@@ -146,9 +144,9 @@ def over_clients(figures: Iterable[Figure], seed: int) -> list[Figure]:
     Speakers are drawn within each client, as in `fedtools.score.bootstrap.resample`, and clients
     with one speaker are drawn from each other, if all clients together have 10 speakers. In
     simulations, 95 % intervals contain the true value in 90 % of the cases with three clients of
-    six to eight speakers, and in 77 % with six clients of two. Where too many
-    draws of a client have no value, as draws of a single speaker in attacks on speakers, and of
-    fewer than ten speakers, it is that of `of_few`, as if all clients were as the smallest.
+    six to eight speakers, and in 77 % with six clients of two. Where too many draws of a
+    client have no value, as draws of a single speaker in attacks on speakers, and of fewer than ten
+    speakers, the interval is that of `of_few`, as if all clients were as small as the smallest.
 
     Args:
         figures: figures of all clients; those without a value are not counted.
@@ -175,9 +173,8 @@ def _mean(figures: Sequence[Figure], seed: int) -> Figure:
     )
     lost = max((np.isnan(one).mean() for one in several), default=0)
     trials = len(figures) * min(one.speakers for one in figures)
-    bounds = _bounds(figures[0].measure, value, drawn, speakers, trials)
-    if speakers >= MIN_SPEAKERS and lost > _MOST_LOST:
-        bounds = of_few(figures[0].measure, value, trials)
+    few = speakers < MIN_SPEAKERS or lost > _MOST_LOST
+    bounds = _bounds(figures[0].measure, value, None if few else drawn, trials)
     utterances = sum(one.utterances for one in figures)
     return figures[0]._replace(
         value=value, low=bounds[0], high=bounds[1], chance=chance, speakers=speakers,

@@ -240,10 +240,11 @@ class Utterances:
     def unfit(self, model: nn.Module) -> list[str]:
         """Return the utterances with fewer frames than the criterion needs for their transcript."""
         frames = self.frames if self._sent else positions(model, self.frames)
+        criterion = trained_by(model)
         return [
             name
             for name, tokens, there in zip(self.names, self.tokens, frames.tolist(), strict=True)
-            if there < trained_by(model).fewest_frames(tokens)
+            if there < criterion.fewest_frames(tokens)
         ]
 
     def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:
