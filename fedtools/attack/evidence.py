@@ -17,8 +17,9 @@ from fedtools.models.training import load_model
 from fedtools.tasks.base import Items
 from fedtools.tasks.parts import MODELS
 
-# Number of updates in memory at a time; they share the gradients.
+# Updates in memory at a time share the gradients: at least so many, and as many as are this large.
 _HELD = 8
+_BYTES = 1 << 28
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -46,10 +47,8 @@ class Evidence:
             UserError: if a loss is not finite.
         """
         self._load({})
-        found: dict[str, float] = {}
-        for name in dict.fromkeys(name for part in parts for name in part):
-            found[name] = self._loss(name)
-        return found
+        names = list(dict.fromkeys(name for part in parts for name in part))
+        return dict(zip(names, self._losses(names), strict=True))
 
     def under(
         self, states: Iterable[tuple[Name, State]], wanted: Callable[[Name], Iterable[str]]
@@ -61,7 +60,8 @@ class Evidence:
             wanted: returns a model's utterances, given its name; each once.
         """
         left = iter(states)
-        while some := self._of_some(islice(left, _HELD), wanted):
+        size = sum(value.nbytes for value in self._models.build().parameters())
+        while some := self._of_some(islice(left, max(_HELD, _BYTES // size)), wanted):
             yield from some.items()
 
     def _of_some(
@@ -73,7 +73,8 @@ class Evidence:
         for name, state in states:
             updates[name] = self._load(state) - begun
             places[name] = {item: index for index, item in enumerate(wanted(name))}
-            found[name] = np.array([[self._loss(item), 0.0] for item in places[name]])
+            losses = self._losses(list(places[name]))
+            found[name] = np.stack([losses, np.zeros_like(losses)], 1)
         norms = {name: update.norm() for name, update in updates.items()}
         self._load({})
         for item in dict.fromkeys(item for own in places.values() for item in own):
@@ -93,16 +94,18 @@ class Evidence:
         return torch.cat([value.detach().flatten() for value in model.parameters()])
 
     @torch.no_grad()
-    def _loss(self, name: str) -> float:
-        loss: float = self._items.loss(self._models.build(), name).item()
-        if not np.isfinite(loss):
-            raise UserError(f"the loss of {name!r} is {loss}", remedy="leave it out of the data")
-        return loss
+    def _losses(self, names: Sequence[str]) -> np.ndarray:
+        losses = self._items.losses(self._models.build(), names).double().cpu().numpy()
+        for name, loss in zip(names, losses, strict=True):
+            if not np.isfinite(loss):
+                problem = f"the loss of {name!r} is {loss}"
+                raise UserError(problem, remedy="leave it out of the data")
+        return losses
 
     def _gradient(self, name: str) -> Tensor:
         model = self._models.build()
         model.zero_grad(set_to_none=True)
-        self._items.loss(model, name).backward()
+        self._items.losses(model, [name])[0].backward()
         parts = [
             torch.zeros_like(value) if value.grad is None else value.grad
             for value in model.parameters()

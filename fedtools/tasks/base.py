@@ -85,7 +85,7 @@ class Items:
         speakers: item -> its speaker.
         recordings: item -> an id that all speeds of a recording share.
         sizes: item -> its length, in frames or samples.
-        loss: (model, item) -> the loss, nats.
+        losses: (model, items) -> the loss of each item, nats, (items,).
         audio: item -> the model's input, (frames, values).
         source: (items, client, round, seed) -> the items as training data of the named client in
             the round, with random numbers from the seed.
@@ -101,7 +101,7 @@ class Items:
     speakers: Mapping[str, str]
     recordings: Mapping[str, str]
     sizes: Mapping[str, int]
-    loss: Callable[[nn.Module, str], Tensor]
+    losses: Callable[[nn.Module, Sequence[str]], Tensor]
     audio: Callable[[str], np.ndarray]
     source: Callable[[Sequence[str], str, int, int], Source]
     labels: Callable[[str], list[int]]

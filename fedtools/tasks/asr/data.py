@@ -188,19 +188,23 @@ class Utterances:
     def __len__(self) -> int:
         return len(self.names)
 
-    def batches(self, generator: np.random.Generator | None = None) -> list[list[int]]:
+    def batches(
+        self, generator: np.random.Generator | None = None, among: Sequence[int] | None = None
+    ) -> list[list[int]]:
         """Group indices of utterances of similar length into batches.
 
         Args:
             generator: shuffles the batches, and blurs the lengths by a few per cent so that batches
                 differ between epochs; None keeps the order of length.
+            among: the indices; by default those of all utterances.
         """
-        lengths = self.frames.astype(float)
+        chosen = np.arange(len(self)) if among is None else np.array(among, int)
+        lengths = self.frames[chosen].astype(float)
         if generator is not None:
             lengths = lengths * generator.uniform(0.95, 1.05, len(lengths))
         batches: list[list[int]] = [[]]
         longest = 0
-        for index in np.argsort(-lengths, kind="stable").tolist():
+        for index in chosen[np.argsort(-lengths, kind="stable")].tolist():
             longest = max(longest, int(self.frames[index]))
             if batches[-1] and longest * (len(batches[-1]) + 1) * self._bins > self._batch_bins:
                 batches.append([])

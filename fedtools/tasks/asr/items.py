@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ class Single:
             dict(zip(names, speakers_of(self._data, names), strict=True)),
             unperturbed(self._data),
             dict(zip(names, audio.frames.tolist(), strict=True)),
-            self.loss,
+            self.losses,
             lambda name: audio.audio(self._places[name]),
             self.source,
             lambda name: list(audio.tokens[self._places[name]]),
@@ -70,10 +70,18 @@ class Single:
             self.errors,
         )
 
-    def loss(self, model: nn.Module, name: str) -> Tensor:
-        """See `Items`."""
-        batch = self._batch([name])
-        return losses(model, *outputs(model, batch), batch)[0]
+    def losses(self, model: nn.Module, names: Sequence[str]) -> Tensor:
+        """See `Items`; the criterion, whose sums go from frame to frame, gets whole batches."""
+        places = [self._places[name] for name in names]
+        found: dict[int, Tensor] = {}
+        for chosen in self._audio.batches(among=places):
+            batch = self._load(chosen)
+            # An encoder's output may depend on the padding of its input.
+            encoded = [outputs(model, one) for one in _singly(batch)]
+            values = nn.utils.rnn.pad_sequence([one[0] for one, _ in encoded], batch_first=True)
+            lengths = torch.cat([length for _, length in encoded])
+            found |= zip(chosen, losses(model, values, lengths, batch), strict=True)
+        return torch.stack([found[place] for place in places])
 
     def loss_at(
         self,
@@ -107,13 +115,22 @@ class Single:
         own = self._corpus.gather(self._data, names, training.labels == "transcripts")
         return UtteranceSource(own, key, training, self._epochs, self._models.device)
 
-    def _batch(self, names: Sequence[str]) -> Batch:
-        loaded = self._audio.load([self._places[name] for name in names])
+    def _load(self, places: Sequence[int]) -> Batch:
+        loaded = self._audio.load(places)
         return Batch({key: value.to(self._models.device) for key, value in loaded.items()})
 
     def _with(self, names: Sequence[str], inputs: Sequence[Tensor]) -> Batch:
         """Return a batch with other inputs in place of the utterances' own."""
-        batch = self._batch(names)
+        batch = self._load([self._places[name] for name in names])
         batch["speech"] = nn.utils.rnn.pad_sequence(list(inputs), batch_first=True)
         batch["speech_lengths"] = torch.tensor([len(one) for one in inputs])
         return batch
+
+
+def _singly(batch: Batch) -> Iterator[Batch]:
+    """Yield each utterance of a batch without padding of its input."""
+    kind = "hidden" if "hidden" in batch else "speech"
+    for row, length in enumerate(batch["speech_lengths"].tolist()):
+        one = Batch({key: value[row : row + 1] for key, value in batch.items()})
+        one[kind] = one[kind][:, :length]
+        yield one

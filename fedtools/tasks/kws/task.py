@@ -222,6 +222,9 @@ class KwsTask(Task[Method]):
             label = torch.tensor([int(features[split].clips.labels[place])], device=self.device)
             return F.cross_entropy(model(mfcc[None])[0], label)
 
+        def losses(model: nn.Module, names: Sequence[str]) -> Tensor:
+            return torch.stack([loss(model, name) for name in names])
+
         def audio(name: str) -> np.ndarray:
             split, place = places[name]
             found: np.ndarray = features[split].plain(slice(place, place + 1))[0].cpu().numpy()
@@ -249,7 +252,7 @@ class KwsTask(Task[Method]):
             speakers,
             {one: one for one in owners},
             sizes,
-            loss,
+            losses,
             audio,
             source,
             labels,
