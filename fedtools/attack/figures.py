@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtri, stdtrit
 
 from fedtools.score.bootstrap import MIN_SPEAKERS, draws_of, interval
 from fedtools.score.verification import binomial_bounds
@@ -86,7 +87,8 @@ class Speakers:
         utterances: int,
     ) -> Figure:
         """Return a measure with its interval; for fewer than ten speakers see `of_few`."""
-        bounds = _bounds(measure, value, drawn if speakers >= MIN_SPEAKERS else None, speakers)
+        strata = [(_known(drawn), speakers)] if speakers >= MIN_SPEAKERS else []
+        bounds = _bounds(measure, value, strata, speakers)
         return Figure(attack, measure, value, *bounds, chance, speakers, utterances, drawn)
 
     def ratio(
@@ -121,8 +123,9 @@ def of_few(measure: str, value: float, speakers: int) -> tuple[float, float]:
     """Return an interval for too few speakers to draw from; NaN, NaN if there is none.
 
     As in other attacks, that of a share of trials is the exact binomial one of as many trials as
-    speakers: each is an independent trial at best. Other measures, such as word error rates, have
-    none, and neither has a share of fewer than two speakers.
+    speakers: each is an independent trial at best. In simulations it contains the true share, or
+    EER, in 95 to 100 % of the cases. Other measures, such as word error rates, have none, and
+    neither has a share of fewer than two speakers.
     """
     if measure not in _SHARES or math.isnan(value) or speakers < _LEAST:
         return _UNKNOWN
@@ -130,23 +133,46 @@ def of_few(measure: str, value: float, speakers: int) -> tuple[float, float]:
 
 
 def _bounds(
-    measure: str, value: float, drawn: np.ndarray | None, trials: int
+    measure: str, value: float, strata: Sequence[tuple[np.ndarray, int]], trials: int
 ) -> tuple[float, float]:
     """Return an interval by draws; without draws, or where it has no width, `of_few`, if any."""
-    low, high = _UNKNOWN if drawn is None else interval(drawn)
-    exact = of_few(measure, value, trials) if drawn is None or low == high else _UNKNOWN
+    low, high = _by_draws(strata) if strata else _UNKNOWN
+    exact = of_few(measure, value, trials) if not strata or low == high else _UNKNOWN
+    if measure in _SHARES:
+        low, high = max(low, 0.0), min(high, 100.0)
     return (low, high) if math.isnan(exact[0]) else exact
+
+
+def _by_draws(strata: Sequence[tuple[np.ndarray, int]]) -> tuple[float, float]:
+    """Return the interval of a sum over strata, each with its values for draws and its speakers.
+
+    Draws from n speakers have (n - 1) / n of the variance of their mean, and this variance is
+    known from n - 1 degrees of freedom; those of several strata are combined as by Welch and
+    Satterthwaite. With clients of two speakers beside one of twenty, plain percentiles contained
+    the true mean in 68 % of simulated cases.
+    """
+    centre = sum(drawn.mean() for drawn, _ in strata)
+    parts = [(drawn - drawn.mean()) * math.sqrt(n / (n - 1)) for drawn, n in strata]
+    variances = np.array([part.var() for part in parts])
+    if not variances.any():
+        return float(centre), float(centre)
+    free = np.array([n - 1 for _, n in strata])
+    student = stdtrit(variances.sum() ** 2 / (variances**2 / free).sum(), 0.975) / ndtri(0.975)
+    return interval(centre + student * sum(parts))
 
 
 def over_clients(figures: Iterable[Figure], seed: int) -> list[Figure]:
     """Return each measure's mean over clients, with an interval over all of their speakers.
 
     Speakers are drawn within each client, as in `fedtools.score.bootstrap.resample`, and clients
-    with one speaker are drawn from each other, if all clients together have 10 speakers. In
-    simulations, 95 % intervals contain the true value in 90 % of the cases with three clients of
-    six to eight speakers, and in 77 % with six clients of two. Where too many draws of a
-    client have no value, as draws of a single speaker in attacks on speakers, and of fewer than ten
-    speakers, the interval is that of `of_few`, as if all clients were as small as the smallest.
+    with one speaker are drawn from each other, if all clients together have 10 speakers. Where
+    too many draws of a client have no value, as draws of a single speaker in attacks on speakers,
+    of fewer than ten speakers, and where a single client has one speaker, the interval is that of
+    `of_few`, as if all clients were as small as the smallest.
+
+    In simulations with true shares of 20 and 50 %, 95 % intervals contain the mean in 93 to 97 % of
+    the cases with clients of similar numbers of speakers (2 or more), and in 85 to 94 % with one or
+    two small clients beside large ones. Near 0 and 100 % few are too few: 76 to 94 % at 90 %.
 
     Args:
         figures: figures of all clients; those without a value are not counted.
@@ -161,20 +187,20 @@ def over_clients(figures: Iterable[Figure], seed: int) -> list[Figure]:
 
 def _mean(figures: Sequence[Figure], seed: int) -> Figure:
     single = np.array([one.value for one in figures if one.speakers == 1])
-    several = [one.drawn for one in figures if one.speakers != 1]
-    total = sum(map(_known, several))
+    several = [one for one in figures if one.speakers != 1]
+    strata = [(_known(one.drawn) / len(figures), one.speakers) for one in several]
     if len(single):
         often = draws_of(len(single), len(figures[0].drawn), seed, "clients of one speaker")
-        total = total + often @ single
-    drawn = total / len(figures)
+        strata.append((often @ single / len(figures), len(single)))
+    drawn = sum(drawn for drawn, _ in strata)
     speakers = sum(one.speakers for one in figures)
     value, chance = (
         float(np.mean([getattr(one, name) for one in figures])) for name in ("value", "chance")
     )
-    lost = max((np.isnan(one).mean() for one in several), default=0)
+    lost = max((np.isnan(one.drawn).mean() for one in several), default=0)
     trials = len(figures) * min(one.speakers for one in figures)
-    few = speakers < MIN_SPEAKERS or lost > _MOST_LOST
-    bounds = _bounds(figures[0].measure, value, None if few else drawn, trials)
+    few = speakers < MIN_SPEAKERS or len(single) == 1 or lost > _MOST_LOST
+    bounds = _bounds(figures[0].measure, value, [] if few else strata, trials)
     utterances = sum(one.utterances for one in figures)
     return figures[0]._replace(
         value=value, low=bounds[0], high=bounds[1], chance=chance, speakers=speakers,
