@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from fedtools.federation.states import States
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Payload, Report
-from fedtools.files.private import Private
+from fedtools.files.private import Private, do_together
 from fedtools.files.states import as_array
 from fedtools.files.values import of_model
 from fedtools.methods import make_method
@@ -185,13 +185,11 @@ class Federation:
 
     def finish(self, clients: Sequence[str], number: int) -> None:
         """Remove the checkpoints of clients whose results are on disk."""
-        for own in self._files_of(clients, number):
-            own.finish()
+        do_together(own.finish for own in self._files_of(clients, number))
 
     def closed(self, number: int, clients: Sequence[str]) -> None:
         """Remove what clients kept for repeating a round, once it is complete."""
-        for own in self._files_of(clients, number):
-            own.drop_old(keep=1)
+        do_together(partial(own.drop_old, keep=1) for own in self._files_of(clients, number))
         if self.task.protection:
             self.task.protection.closed(number, clients)
 
