@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from fedtools.attack import options as attacks
 from fedtools.client.options import ClipTraining, UtteranceTraining
 from fedtools.decode.beam import BeamOptions
 from fedtools.federation.init import read_config, read_options
-from fedtools.files.config import from_mapping, read_section, read_yaml, write_yaml
+from fedtools.files.config import from_mapping, read_section, read_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.sections import SECTIONS
 from fedtools.lm.nnlm_training import read_options as read_nnlm
@@ -161,7 +162,8 @@ def test_one_slip_in_a_recipe_is_told_in_one_line(path, tmp_path):
             check(file, small, place)
             right.add(place[:3])
         for kind, name, other in (("typo", key + key[-1], value), ("type", key, wrong(value))):
-            write_yaml(file, changed(content, place, name, other))
+            # JSON is YAML, and takes a hundredth of the time to write.
+            file.write_text(json.dumps(changed(content, place, name, other), indent=1))
             try:
                 check(file, small, place)
             except UserError as error:

@@ -313,6 +313,11 @@ def merge(
     return merged
 
 
+@functools.cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | Path) -> T:
     """Make a frozen dataclass from options; raise a `UserError` for unknown names or bad values.
 
@@ -326,7 +331,7 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
         raise UserError(f"{_short(options)} must be a mapping", path=where)
     options = dict(options or {})
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = _hints_of(kind)
     for name, value in options.items():
         if name not in fields:
             raise option_error(unknown(name, fields), where, name, value)
