@@ -21,9 +21,9 @@ from typing import TypeVar
 
 import voices
 
-from fedtools.files.atomic import sha256, write_text
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.signals import uninterrupted
+from fedtools.core.atomic import sha256, write_text
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.signals import uninterrupted
 
 Clip = TypeVar("Clip")
 Speak = Callable[[voices.Synthesiser, Clip, Path], None]

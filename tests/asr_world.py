@@ -12,7 +12,7 @@ from conftest import inside
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
-from fedtools.files.datadir import DataDir
+from fedtools.data.datadir import DataDir
 
 TRAIN, VALID = {"au": 9, "en": 6, "in": 3}, {"au": 2, "en": 4, "in": 3}
 # An epsilon far above rounding errors, whose sign Adam would otherwise turn into whole steps.

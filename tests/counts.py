@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedtools.client.unit import Trained
-from fedtools.files.messages import Payload
+from fedtools.exchange.messages import Payload
 from fedtools.methods import METHODS
 from fedtools.methods.base import Method, Phase
 
@@ -67,7 +67,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.methods.counting import SPEC
 from fedtools.tasks import TASKS
 from fedtools.tasks.base import Task

@@ -14,7 +14,7 @@ from typing import TypeVar
 from commands import ROOT
 from hypothesis import strategies as st
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 
 sys.path.append(str(ROOT / "tests" / "soak"))
 from mutate import mutate

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, product
 from pathlib import Path
 
-ROOMS = ("methods", "client", "server", "files", "privacy", "tasks")
+ROOMS = ("methods", "client", "server", "core", "data", "exchange", "privacy", "tasks")
 KINDS = ("comparison", "plus-minus-one", "deletion", "swap")
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("<", "<="),

@@ -13,8 +13,8 @@ from conftest import inside
 from rescored_world import CLIENTS
 from safetensors.numpy import load_file
 
+from fedtools.core.tables import read_tsv
 from fedtools.federation.simulation import simulate
-from fedtools.files.tables import read_tsv
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import open_stream
 from fedtools.methods.fmp import FMP

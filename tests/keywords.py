@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from fedtools.files.clips import Clip, write_clips
+from fedtools.data.clips import Clip, write_clips
 
 CLASSES = ("_silence_", "_unknown_", "yes", "no")
 

@@ -15,8 +15,8 @@ from commands import ROOT, Result, run
 from scripts import program
 
 from fedtools.audio.wave import recording_seconds
-from fedtools.files.datadir import DataDir
-from fedtools.files.validate import validate_data_dir
+from fedtools.data.datadir import DataDir
+from fedtools.data.validate import validate_data_dir
 
 # Three of the four accents of `fakes.some_clips`; the server has the fourth.
 ACCENTS = "au=australia,en=england,in=indian"

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedtools.files.experiment import Experiment, write_clients, write_sums
-from fedtools.files.ledger import COLUMNS as LEDGER
-from fedtools.files.tables import (
+from fedtools.core.tables import (
     write_tsv,
 )
+from fedtools.exchange.experiment import Experiment, write_clients, write_sums
+from fedtools.exchange.ledger import COLUMNS as LEDGER
 from fedtools.tasks import facts_of
 
 CLIENTS = ("australia", "england", "indian")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.ark import write_ark
-from fedtools.files.datadir import DataDir, write_table
-from fedtools.files.nbest import Hypothesis, write_nbest
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import DataDir, write_table
+from fedtools.data.nbest import Hypothesis, write_nbest
 from fedtools.lm.vocabulary import Vocabulary, write_unigram
 
 WORDS = [f"w{number:02}" for number in range(30)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from fedtools.files.ark import write_ark
-from fedtools.files.datadir import DataDir, write_table
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import DataDir, write_table
 
 LETTERS = "abcd"
 BINS = 20

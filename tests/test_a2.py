@@ -19,9 +19,9 @@ from fedtools.attack.options import A2
 from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import Victims, sound_victims
 from fedtools.attack.xvectors import Training
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
-from fedtools.files.tables import read_tsv
 
 PEOPLE, TALKS, MODELS = speakers(16), ("a", "b"), (1, 2)
 CLIENTS = [f"{one}-{talk}{number}" for one in PEOPLE for talk in TALKS for number in MODELS]

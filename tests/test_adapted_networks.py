@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedtools.client.options import ClipTraining
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.models.adapters import count, merged
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from fedtools.files.errors import UserError
-from fedtools.files.message_writer import MessageWriter
-from fedtools.files.messages import Payload, Refusal, Report, read_messages
-from fedtools.files.states import load_state, save_state, spec_of
-from fedtools.files.values import Values
+from fedtools.core.errors import UserError
+from fedtools.exchange.message_writer import MessageWriter
+from fedtools.exchange.messages import Payload, Refusal, Report, read_messages
+from fedtools.exchange.states import load_state, save_state, spec_of
+from fedtools.exchange.values import Values
 from fedtools.methods.fedavg import FedAvg
 from fedtools.server import aggregate
 from fedtools.server.aggregate import Bound, check_min_clients, combine
@@ -747,7 +747,7 @@ def test_memory_stays_under_three_models(tmp_path):
     script = f"""
 import sys
 from tests.bench.bench_aggregate import peak
-from fedtools.files.messages import Payload, read_messages
+from fedtools.exchange.messages import Payload, read_messages
 from fedtools.server.aggregate import Bound, combine
 from pathlib import Path
 folder, spec = sys.argv[1], {spec}

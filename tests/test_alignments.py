@@ -10,8 +10,8 @@ import torch
 from conftest import inside, ledger
 from simulated import BINS, CONFIG, LETTERS
 
+from fedtools.data.datadir import DataDir
 from fedtools.federation.federation import Federation
-from fedtools.files.datadir import DataDir
 from fedtools.models.asr import build_model, outputs, positions
 from fedtools.models.criteria import Ctc
 

@@ -30,7 +30,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prepared import checked, content
 
-from fedtools.files.datadir import DataDir, read_table
+from fedtools.data.datadir import DataDir, read_table
 
 SETS = ["train", "dev", "eval"]
 EVAL = "EN2002a EN2002b EN2002c EN2002d ES2004a ES2004b ES2004c ES2004d IS1009a IS1009b IS1009c "

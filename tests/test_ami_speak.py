@@ -11,7 +11,7 @@ import soundfile
 from fakes_ami import ami, plain
 from prepared import checked
 
-from fedtools.files.datadir import DataDir
+from fedtools.data.datadir import DataDir
 
 # Speakers recur in other meetings, on other channels.
 MEETINGS = {

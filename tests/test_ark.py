@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedtools.files.ark import AUTOMATIC, MAX_OPEN_FILES, FeatureReader, write_ark
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
+from fedtools.data.ark import AUTOMATIC, MAX_OPEN_FILES, FeatureReader, write_ark
 
 SHAPES = [(1, 3), (7, 3), (9, 3), (40, 3), (2, 3), (300, 3)]
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.trainer import Trainer
 from fedtools.client.unit import Unit
+from fedtools.core.errors import UserError
+from fedtools.core.seeds import generator
+from fedtools.data.datadir import DataDir
 from fedtools.federation.federation import Federation
-from fedtools.files.datadir import DataDir
-from fedtools.files.errors import UserError
-from fedtools.files.seeds import generator
 from fedtools.lm.tokens import Tokenizer
 from fedtools.models.asr import (
     build_model,

@@ -35,11 +35,11 @@ from conftest import inside, ledger
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.data.datadir import DataDir
+from fedtools.data.nbest import read_nbest
 from fedtools.federation.federation import Federation
-from fedtools.files.datadir import DataDir
-from fedtools.files.errors import UserError
-from fedtools.files.nbest import read_nbest
-from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.asr import build_model
 from fedtools.tasks import facts_of
 

@@ -11,7 +11,7 @@ from conftest import inside
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
 from fedtools.score.verification import equal_error_rate
 
 PEOPLE = [f"s{number:02d}" for number in range(30)]

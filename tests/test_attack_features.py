@@ -26,13 +26,13 @@ from fedtools.attack.inversion import Inverter, read_server_data
 from fedtools.attack.probe import parts_of, probe_speakers
 from fedtools.attack.retrieval import find_speakers
 from fedtools.attack.run import Options, attack_speakers
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.data.ark import FeatureReader, write_ark
+from fedtools.data.datadir import DataDir
+from fedtools.data.perturb import SPEED_TABLE
+from fedtools.exchange.sent_features import sent_name
 from fedtools.federation.federation import Federation
-from fedtools.files.ark import FeatureReader, write_ark
-from fedtools.files.datadir import DataDir
-from fedtools.files.errors import UserError
-from fedtools.files.perturb import SPEED_TABLE
-from fedtools.files.sent_features import sent_name
-from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.asr import build_model
 from fedtools.models.pooling import pooled
 from fedtools.report.card import read_card

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import make_probe
+from fedtools.core.tables import read_tsv
 from fedtools.federation.federation import Federation
-from fedtools.files.tables import read_tsv
 
 KNOWN = ("kim", "lou", "mia", "ned", "oda", "pia", "rob", "sue")
 PEOPLE = {"known": KNOWN, "exp": ("ann", "bob", "cat", "dan")}

@@ -24,12 +24,12 @@ from fedtools.attack.footprint_files import (
 from fedtools.attack.verify import COLUMNS as VERIFIED
 from fedtools.attack.verify import decide, known_speakers, make_trials, read_models
 from fedtools.attack.victims import find_victims, sound_victims
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv
+from fedtools.data.ark import FeatureReader
+from fedtools.data.datadir import DataDir, write_table
+from fedtools.exchange.messages import COLUMNS
 from fedtools.federation.federation import Federation
-from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir, write_table
-from fedtools.files.errors import UserError
-from fedtools.files.messages import COLUMNS
-from fedtools.files.tables import read_tsv
 from fedtools.models.asr import build_model
 from fedtools.score.verification import equal_error_rate
 

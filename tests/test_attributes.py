@@ -12,10 +12,10 @@ from sklearn.metrics import roc_auc_score
 
 from fedtools.attack.attributes import COLUMNS, areas, attack, balanced, cross_validated, deal
 from fedtools.attack.footprint_files import Prints
-from fedtools.files.ark import write_ark
-from fedtools.files.config import write_yaml
-from fedtools.files.datadir import write_table
-from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.core.config import write_yaml
+from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import write_table
 from fedtools.score.verification import binomial_bounds
 
 Some = tuple[Prints, dict[str, str], dict[str, str]]

@@ -13,11 +13,11 @@ import soundfile
 from conftest import ROOT, run
 
 from fedtools.audio.wave import AudioError, read_wave
-from fedtools.files.ark import FeatureReader
-from fedtools.files.audio_files import audio_place
-from fedtools.files.datadir import DataDir
-from fedtools.files.errors import UserError
-from fedtools.files.validate import validate_data_dir
+from fedtools.core.errors import UserError
+from fedtools.data.ark import FeatureReader
+from fedtools.data.audio_files import audio_place
+from fedtools.data.datadir import DataDir
+from fedtools.data.validate import validate_data_dir
 
 RATE = 16_000
 UTTS = ["s0-u0", "s0-u1", "s1-u2", "s1-u3"]

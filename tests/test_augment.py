@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtools.audio.augment import Augment, Plan, apply, plan
-from fedtools.files.config import from_mapping
-from fedtools.files.errors import UserError
+from fedtools.core.config import from_mapping
+from fedtools.core.errors import UserError
 
 NOISE = 100_000
 OFF = Augment(0, 0.0, 0.0)

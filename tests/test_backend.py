@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from fedtools.attack.backend import CALIBRATED, BackEnd, Calibrated, Learnt
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.score.calibration import cllr, fit_ratios, min_cllr
 from fedtools.score.verification import equal_error_rate
 from fedtools.speaker.plda import length_normalise

@@ -13,7 +13,7 @@ from fedtools.attack.attributes import COLUMNS as OF_ATTRIBUTES
 from fedtools.attack.membership import COLUMNS as OF_MEMBERSHIP
 from fedtools.attack.recovered import COLUMNS as OF_INVERSION
 from fedtools.attack.verify import COLUMNS
-from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.core.tables import read_tsv, write_tsv
 
 RUN = Path(__file__).parents[1] / "egs" / "tedlium3" / "attack1"
 DEFENCES = ("none", "noise=1", "keep=*.running_*")

@@ -15,8 +15,8 @@ from kaldi_mfcc import kaldi_mfcc
 
 from fedtools.audio.augment import Augment, Plan, plan
 from fedtools.audio.front_end import ScaledMfcc
+from fedtools.data.clips import Clips
 from fedtools.federation.federation import Federation
-from fedtools.files.clips import Clips
 from fedtools.tasks.kws.clips import ClipFeatures
 
 COUNTS = {"ann": [3, 1, 0, 1], "bob": [0, 0, 2, 0], "eve": [1, 1, 1, 0]}

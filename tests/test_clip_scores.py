@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from keywords import CLASSES, config_file, pack
 
+from fedtools.core.tables import read_tsv
+from fedtools.data.datadir import read_table
 from fedtools.federation.federation import Federation
-from fedtools.files.datadir import read_table
-from fedtools.files.tables import read_tsv
 
 ROUNDS = 7
 TEST = {"ann": [2, 1, 3, 2], "bob": [0, 2, 1, 3], "eve": [1, 0, 0, 4]}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from keywords import CONFIG, config_file, pack
 
 from fedtools.audio.speech_end import end_of_speech
-from fedtools.files.clips import Clips
-from fedtools.files.datadir import DataDir, write_table
+from fedtools.data.clips import Clips
+from fedtools.data.datadir import DataDir, write_table
 
 RATE = 16_000
 prepare = partial(scripts.prepare, "speechcommands")

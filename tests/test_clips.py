@@ -20,9 +20,9 @@ from damaged import SEEDS, damage, read_or_refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedtools.files.clips import Clip, Clips, write_clips
-from fedtools.files.datadir import DataDir, write_table
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
+from fedtools.data.clips import Clip, Clips, write_clips
+from fedtools.data.datadir import DataDir, write_table
 
 RATE = 16_000
 # Client "b" has a speaker of its own whose utterances lie between those of "a-x" by name.

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from mp3s import TINY_SECONDS
 from prepared import ACCENTS, content
 
-from fedtools.files.datadir import DataDir
-from fedtools.files.tables import read_tsv
-from fedtools.files.validate import validate_data_dir
+from fedtools.core.tables import read_tsv
+from fedtools.data.datadir import DataDir
+from fedtools.data.validate import validate_data_dir
 
 SETS = ["train", "valid", "test", "server_train", "server_valid", "server_test"]
 prepare = partial(scripts.prepare, "commonvoice")

@@ -17,7 +17,7 @@ from fakes import common_voice, some_clips
 from mp3s import ID3, TINY_SECONDS, silent_mp3, tiny_mp3
 from prepared import ACCENTS, content
 
-from fedtools.files.datadir import DataDir
+from fedtools.data.datadir import DataDir
 
 SETS = [prefix + name for prefix in ("", "server_") for name in ("train", "valid", "test")]
 prepare = partial(scripts.prepare, "commonvoice")

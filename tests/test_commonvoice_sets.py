@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prepared import checked, folder
 
-from fedtools.files.datadir import DataDir
+from fedtools.data.datadir import DataDir
 
 ACCENTS = ("--accents", prepared.ACCENTS)
 ANY = ("--accents", "any", "--server-fraction", "0.4")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fedtools.attack.options import A1
 from fedtools.client.options import ClipTraining, UtteranceTraining
-from fedtools.files.config import (
+from fedtools.core.config import (
     differences,
     freeze,
     from_mapping,
@@ -29,7 +29,7 @@ from fedtools.files.config import (
     read_yaml,
     write_yaml,
 )
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.models.training import Training, check_optimizer
 
 WHOLE = """\
@@ -390,7 +390,7 @@ def test_the_loader_in_c_reads_what_the_other_reads(text):
         path = Path(temporary) / "c.yaml"
         path.write_text(text)
         found = outcome(path)
-        patch.setattr("fedtools.files.config._is_flat", lambda _: False)
+        patch.setattr("fedtools.core.config._is_flat", lambda _: False)
         assert found == outcome(path)
 
 

@@ -25,7 +25,7 @@ from fakes_ami import ami, some_meetings
 from prepared import ACCENTS, SENTENCES, checked, content, make_mini, mini_corpus
 from scripts import load, prepare
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 
 
 @dataclass(frozen=True)

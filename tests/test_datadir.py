@@ -20,9 +20,10 @@ from scripts import program
 
 from fedtools.audio.features import FeatureConfig, extract_features
 from fedtools.audio.wave import recording_seconds
-from fedtools.files.ark import write_ark
-from fedtools.files.atomic import atomic_path, atomic_write, sha256, write_text
-from fedtools.files.datadir import (
+from fedtools.core.atomic import atomic_path, atomic_write, sha256, write_text
+from fedtools.core.errors import UserError
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import (
     DataDir,
     byte_order,
     check_id,
@@ -32,8 +33,7 @@ from fedtools.files.datadir import (
     read_table,
     write_table,
 )
-from fedtools.files.errors import UserError
-from fedtools.files.validate import validate_data_dir
+from fedtools.data.validate import validate_data_dir
 
 TEXT_CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\r\n\0")
 VALUES = st.text(TEXT_CHARACTERS, max_size=20).map(lambda s: " ".join(s.split()))

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedtools.core.atomic import write_text
+from fedtools.core.config import from_mapping
+from fedtools.core.errors import UserError
+from fedtools.data.nbest import Hypothesis, best_text, write_nbest
 from fedtools.decode.beam import BeamOptions, CtcBeamDecoder, alignment_score
 from fedtools.decode.greedy import greedy
 from fedtools.decode.lists import best_weights
-from fedtools.files.atomic import write_text
-from fedtools.files.config import from_mapping
-from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis, best_text, write_nbest
 from fedtools.lm.ngram import train_ngram
 from fedtools.lm.tokens import SPACE, Tokenizer, train_tokens
 

@@ -11,8 +11,8 @@ import pytest
 import simulated
 from conftest import inside
 
-from fedtools.files.ark import write_ark
-from fedtools.files.datadir import DataDir, write_table
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import DataDir, write_table
 
 
 @pytest.fixture(scope="module")

@@ -43,10 +43,10 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 from fedtools.client.invariance import SpeakerClassifier, turned_round
-from fedtools.files.ark import write_ark
-from fedtools.files.datadir import DataDir
-from fedtools.files.seeds import seed64
-from fedtools.files.sent_features import sent_names, write_features
+from fedtools.core.seeds import seed64
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import DataDir
+from fedtools.exchange.sent_features import sent_names, write_features
 from fedtools.models.asr import build_model, log_posteriors
 from fedtools.models.extractor import Cut
 from fedtools.tasks.asr.data import Batch

@@ -13,7 +13,7 @@ from asr_world import TRAIN, TRAINING, begin, model_of, some_data
 from conftest import inside, ledger
 from safetensors.numpy import load_file
 
-from fedtools.files.ark import write_ark
+from fedtools.data.ark import write_ark
 
 STAGE_1, LAST = 2, 6
 OPTIONS = ("personal=[encoder.embed.*, encoder.encoders.0.*]", f"stage1={STAGE_1}", "stage2=2")

@@ -18,8 +18,8 @@ from simulated import one_speaker_each
 from fedtools.attack.defences import Defence, defended, partition
 from fedtools.attack.footprint_files import read_footprints
 from fedtools.attack.victims import find_victims
+from fedtools.core.errors import UserError
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
 from fedtools.models.asr import build_model
 from fedtools.models.keywords import build_network
 from fedtools.tasks.kws.model import tensors_of

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from keywords import CLASSES, config_file, pack
 from safetensors.numpy import load_file, save_file
 
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv
+from fedtools.exchange.experiment import Experiment
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.tables import read_tsv
 from fedtools.score.detection import NEGATIVE, RATES, Detection, detect
 
 

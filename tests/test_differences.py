@@ -12,8 +12,8 @@ from reported import FIRST, make_experiment
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
-from fedtools.files.experiment import write_sums
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
+from fedtools.exchange.experiment import write_sums
 
 PEOPLE = {client: [f"{client}{number:02d}" for number in range(12)] for client in ("au", "en")}
 WORDS = 20

@@ -11,8 +11,8 @@ from reported import CLIENTS, FIRST, arguments, make_experiment, markdown_row
 from safetensors.numpy import load_file
 from test_report import make_scores
 
-from fedtools.files.experiment import Experiment, write_sums
-from fedtools.files.tables import write_tsv
+from fedtools.core.tables import write_tsv
+from fedtools.exchange.experiment import Experiment, write_sums
 from fedtools.report.results import Cost, read_cost, server_text
 
 # For two utterances of each client.

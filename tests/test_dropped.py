@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedtools.files.dropped import Dropped, reasons_text
+from fedtools.data.dropped import Dropped, reasons_text
 
 
 def test_reasons_are_told_the_most_frequent_first():

@@ -13,8 +13,8 @@ import yaml
 from conftest import run
 from safetensors.numpy import load_file
 
-from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir
+from fedtools.data.ark import FeatureReader
+from fedtools.data.datadir import DataDir
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,11 @@ import simulated
 from conftest import inside, ledger, start
 from safetensors.numpy import load_file, save_file
 
+from fedtools.core.errors import UserError
+from fedtools.core.untrusted import received_lines
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.ledger import read_ledger
 from fedtools.federation.evaluations import read_evaluation
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.ledger import read_ledger
-from fedtools.files.received import received_lines
 from fedtools.tasks import facts_of
 from fedtools.tasks.facts import data_of
 
@@ -484,8 +484,8 @@ def rotate(path: Path) -> None:
 
 def again(path: Path) -> None:
     """Write the same features with slightly other numbers, as another extraction would."""
-    from fedtools.files.ark import FeatureReader, write_ark
-    from fedtools.files.datadir import DataDir
+    from fedtools.data.ark import FeatureReader, write_ark
+    from fedtools.data.datadir import DataDir
 
     data = DataDir.read(path.parent)
     reader = FeatureReader(data.feats_scp)

@@ -14,7 +14,7 @@ import soundfile
 import yaml
 from conftest import inside
 
-from fedtools.files.datadir import DataDir
+from fedtools.data.datadir import DataDir
 
 BINS = 12
 MODEL = simulated.CONFIG["model"] | {"input_size": BINS}

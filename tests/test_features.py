@@ -16,9 +16,9 @@ from commands import start
 
 from fedtools.audio.features import FeatureConfig, client_order, compute
 from fedtools.audio.wave import AudioError, read_wave, resample
-from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
+from fedtools.data.ark import FeatureReader
+from fedtools.data.datadir import DataDir
 
 RATE = 16_000
 

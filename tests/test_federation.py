@@ -14,8 +14,8 @@ from conftest import fedtools, inside, ledger, torchless
 from safetensors.numpy import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedtools.files.datadir import DataDir, write_table
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
+from fedtools.data.datadir import DataDir, write_table
 
 CLIENTS = ["au", "en", "in"]
 GLOBAL = "round_0001/global.safetensors"
@@ -325,8 +325,8 @@ def _twice(tensors):
 def test_diverged_client_is_left_out(world, cli, tmp_path):
     path, bad = tmp_path / "exp", tmp_path / "bad"
     shutil.copytree(world / "train", bad)
-    from fedtools.files.ark import FeatureReader, write_ark
-    from fedtools.files.datadir import DataDir
+    from fedtools.data.ark import FeatureReader, write_ark
+    from fedtools.data.datadir import DataDir
 
     data = DataDir.read(bad)
     reader = FeatureReader(data.feats_scp)

@@ -18,8 +18,8 @@ from fedtools.client.client import Client
 from fedtools.client.objective import Objective
 from fedtools.client.trainer import Trainer, clip, finite
 from fedtools.client.unit import Unit
-from fedtools.files.messages import MAX_LOSS
-from fedtools.files.private import Private, make_private
+from fedtools.exchange.messages import MAX_LOSS
+from fedtools.exchange.private import Private, make_private
 from fedtools.models.training import Training
 
 WIDTH, HIDDEN, CLASSES, BATCH = 6, 5, 3, 4

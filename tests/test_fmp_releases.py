@@ -14,9 +14,9 @@ from conftest import inside
 from fmp_world import counts_after, sent, simulated
 from rescored_world import CLIENTS, make_stream
 
-from fedtools.files.ark import write_ark
-from fedtools.files.datadir import write_table
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import write_table
 
 # In rounds 13 to 20 no client has utterances: each utterance is a group of its own.
 ROUNDS, UTTERANCES = 20, 12

@@ -17,7 +17,7 @@ from fedtools.attack.footprints import Moments, Probe, footprints
 from fedtools.attack.layers import PARTS, hidden_layers
 from fedtools.attack.options import A1
 from fedtools.attack.verify import COLUMNS, Model
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
 from fedtools.models.keywords import NETWORKS, build_network
 from fedtools.tasks.kws.model import tensors_of
 

@@ -11,7 +11,7 @@ import soundfile
 from commands import run
 from conftest import ROOT
 
-from fedtools.files.datadir import DataDir
+from fedtools.data.datadir import DataDir
 
 RATE, GROUPS = 16000, ("Female", "Male one", "Male two")
 SCRIPT = ROOT / "local/commonvoice/from_kaldi.py"

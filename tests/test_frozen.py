@@ -22,10 +22,10 @@ from commands import contents, inside, kill_when
 from pretrained_models import save_recogniser, save_wave, save_whisper
 from torch import nn
 
-from fedtools.files.ark import write_ark
-from fedtools.files.datadir import DataDir
-from fedtools.files.errors import UserError
-from fedtools.files.frozen import Place
+from fedtools.core.errors import UserError
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import DataDir
+from fedtools.exchange.layer_cache import Place
 from fedtools.models.asr import build_model, classify, represent
 from fedtools.models.asr import losses as criterion_losses
 from fedtools.models.keywords import build_network

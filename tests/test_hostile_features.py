@@ -13,9 +13,9 @@ from asr_world import TRAIN, TRAINING, begin, model_of, some_data
 from conftest import inside, ledger
 from decouplefl_world import CUT, TEACHER, stages
 
-from fedtools.files import sent_features
-from fedtools.files.ark import FeatureReader
-from fedtools.files.sent_features import sent_name, write_features
+from fedtools.data.ark import FeatureReader
+from fedtools.exchange import sent_features
+from fedtools.exchange.sent_features import sent_name, write_features
 from fedtools.server.server import Server
 from fedtools.server.shares import taken_of
 

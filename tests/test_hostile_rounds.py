@@ -21,7 +21,7 @@ from conftest import inside, ledger
 from rescored_world import make_stream
 from safetensors.numpy import load_file, save_file
 
-from fedtools.files.received import open_received, seal_of
+from fedtools.core.untrusted import open_received, seal_of
 from fedtools.methods.fmp import FMP
 from fedtools.privacy.incoming import bounds_on_counts
 from fedtools.privacy.options import Privacy

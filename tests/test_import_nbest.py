@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import inside
 
-from fedtools.files.nbest import Hypothesis, read_nbest
+from fedtools.data.nbest import Hypothesis, read_nbest
 
 # Text form of copy-feats and similar tools: two blanks after the key, sorted by key.
 AC = "a-b-1  120.5\na-b-10  131\na-b-2  121.25\nc-1  1e+02\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run
 
-from fedtools.files.signals import is_interrupt, uninterrupted
+from fedtools.core.signals import is_interrupt, uninterrupted
 
 PLAIN, WRAPPED = "raise KeyboardInterrupt", "try: raise KeyboardInterrupt\nfinally: 1 / 0"
 

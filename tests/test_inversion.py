@@ -25,9 +25,9 @@ from fedtools.attack.readout import constant_of
 from fedtools.attack.recovered import COLUMNS, Item, assigned, correlation, voices
 from fedtools.audio.features import FeatureConfig, compute
 from fedtools.audio.griffin_lim import Front
-from fedtools.files.clips import Clip, write_clips
-from fedtools.files.datadir import DataDir
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
+from fedtools.data.clips import Clip, write_clips
+from fedtools.data.datadir import DataDir
 from fedtools.models.keywords import NETWORKS
 from fedtools.models.keywords.base import Network, Sizes
 from fedtools.models.plain_ctc import ctc_losses

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from conftest import inside
 
-from fedtools.files.ark import FeatureReader, write_ark
-from fedtools.files.datadir import DataDir
+from fedtools.data.ark import FeatureReader, write_ark
+from fedtools.data.datadir import DataDir
 from fedtools.speaker.gmm import Moments, accumulate
 from fedtools.speaker.ivector import IvectorExtractor
 

@@ -23,14 +23,14 @@ from torch.nn import Parameter
 from fedtools.audio.front_end import ScaledMfcc
 from fedtools.client.objective import Objective
 from fedtools.client.trainer import clip
+from fedtools.core.locks import lock
+from fedtools.core.tables import read_tsv
+from fedtools.data.clips import Clips
+from fedtools.exchange.messages import COLUMNS
 from fedtools.federation.evaluate import evaluate
 from fedtools.federation.evaluations import is_finished
 from fedtools.federation.federation import Federation
 from fedtools.federation.steps import aggregate, sample, train_local
-from fedtools.files.clips import Clips
-from fedtools.files.locks import lock
-from fedtools.files.messages import COLUMNS
-from fedtools.files.tables import read_tsv
 from fedtools.models.clip_batch import ClipBatch
 from fedtools.tasks import facts_of
 from fedtools.tasks.kws.clips import ClipFeatures

@@ -19,11 +19,11 @@ from conftest import ledger, run
 from keyword_world import CLIENTS, begin, make_world
 from safetensors.numpy import load_file, save_file
 
-from fedtools.files.clips import Clip, Clips, write_clips
-from fedtools.files.experiment import Experiment, write_sums
-from fedtools.files.messages import COLUMNS
-from fedtools.files.provenance import records
-from fedtools.files.tables import read_tsv
+from fedtools.core.provenance import records
+from fedtools.core.tables import read_tsv
+from fedtools.data.clips import Clip, Clips, write_clips
+from fedtools.exchange.experiment import Experiment, write_sums
+from fedtools.exchange.messages import COLUMNS
 from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
 

@@ -14,9 +14,9 @@ from keyword_checkout import TINY
 from keywords import pack
 from scripts import script
 
+from fedtools.core.tables import read_tsv
+from fedtools.exchange.states import load_state
 from fedtools.federation.federation import Federation
-from fedtools.files.states import load_state
-from fedtools.files.tables import read_tsv
 
 GRID = {
     "dscnn": {

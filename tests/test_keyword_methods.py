@@ -20,10 +20,10 @@ from keyword_world import CLIENTS, CONFIG, begin, make_world
 from safetensors.numpy import load_file
 from torch import Tensor
 
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv
+from fedtools.exchange.messages import COLUMNS
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
-from fedtools.files.messages import COLUMNS
-from fedtools.files.tables import read_tsv
 from fedtools.methods import make_method
 from fedtools.methods.fedavg import FedAvg
 from fedtools.methods.fedkws_ui import Alt, FedKwsUi

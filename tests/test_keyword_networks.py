@@ -14,7 +14,7 @@ from conftest import fedtools, run
 from keyword_world import OWN_NETWORK
 from torch import nn
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.models.keywords import NETWORKS, build_network
 from fedtools.models.stacked import (
     BatchNorm2d,

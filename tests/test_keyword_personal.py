@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 from scripts import script
 
 from fedtools.audio.front_end import ScaledMfcc
-from fedtools.files.clips import Clips
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
+from fedtools.data.clips import Clips
 from fedtools.models.keywords import build_network
 from fedtools.tasks.kws.clips import ClipFeatures
 from fedtools.tasks.kws.model import tensors_of

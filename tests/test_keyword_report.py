@@ -23,13 +23,13 @@ from reported import has_blank_edges, png_chunks
 from scipy.stats import ttest_1samp
 from scripts import script
 
+from fedtools.core.atomic import sha256
+from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.data.clips import Clips
+from fedtools.exchange.experiment import Experiment, write_clients, write_sums
+from fedtools.exchange.ledger import COLUMNS as LEDGER
+from fedtools.exchange.states import load_state, save_state
 from fedtools.federation.federation import Federation
-from fedtools.files.atomic import sha256
-from fedtools.files.clips import Clips
-from fedtools.files.experiment import Experiment, write_clients, write_sums
-from fedtools.files.ledger import COLUMNS as LEDGER
-from fedtools.files.states import load_state, save_state
-from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.models.training import load_model
 from fedtools.score.detection import COLUMNS as DETECTION

@@ -21,9 +21,9 @@ from fedtools.attack.knowledge import ATTACKERS, IGNORANT, LAZY, SEMI, Versions,
 from fedtools.attack.options import A1
 from fedtools.attack.verify import COLUMNS, Model
 from fedtools.attack.victims import find_victims
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
-from fedtools.files.tables import read_tsv
 from fedtools.score.calibration import fit_ratios
 from fedtools.score.verification import equal_error_rate
 

@@ -13,7 +13,7 @@ from fmp_world import best_text, by_hand
 from rescored_world import CLIENTS, WORDS, make_stream
 from safetensors.numpy import load_file
 
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
 from fedtools.lm.stream import open_stream
 
 T = 3

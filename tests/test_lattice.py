@@ -12,9 +12,9 @@ from asr_world import table
 from conftest import inside
 from safetensors.numpy import load_file, save_file
 
+from fedtools.data.ark import FeatureReader
+from fedtools.data.datadir import DataDir
 from fedtools.decode.greedy import greedy
-from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir
 from fedtools.lm.tokens import Tokenizer
 from fedtools.models.asr import build_model, log_posteriors
 from fedtools.models.lfmmi.lattice import Lattice, load_denominator

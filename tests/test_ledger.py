@@ -11,10 +11,10 @@ from conftest import ledger
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment, write_clients, write_sums
-from fedtools.files.ledger import COLUMNS, SERVER_ROW, LedgerRow, read_ledger, write_ledger
-from fedtools.files.tables import read_tsv
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv
+from fedtools.exchange.experiment import Experiment, write_clients, write_sums
+from fedtools.exchange.ledger import COLUMNS, SERVER_ROW, LedgerRow, read_ledger, write_ledger
 
 CONFIG = """\
 method: fedavg

@@ -24,9 +24,9 @@ from fedtools.attack.options import Updates
 from fedtools.attack.shadows import train
 from fedtools.attack.trials import ANYBODY, SAME
 from fedtools.attack.victims import sound_victims
+from fedtools.core.tables import read_tsv
+from fedtools.data.datadir import DataDir
 from fedtools.federation.federation import Federation
-from fedtools.files.datadir import DataDir
-from fedtools.files.tables import read_tsv
 from fedtools.models.asr import build_model
 
 PEOPLE = ("ann", "bob", "cat")

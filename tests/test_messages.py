@@ -19,10 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from fedtools.files.datadir import read_table
-from fedtools.files.errors import UserError
-from fedtools.files.message_writer import MessageWriter, job_complete
-from fedtools.files.messages import (
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv
+from fedtools.data.datadir import read_table
+from fedtools.exchange.message_writer import MessageWriter, job_complete
+from fedtools.exchange.messages import (
     COLUMNS,
     Features,
     Payload,
@@ -31,9 +32,8 @@ from fedtools.files.messages import (
     read_messages,
     remove_messages,
 )
-from fedtools.files.sent_features import write_features
-from fedtools.files.states import load_state
-from fedtools.files.tables import read_tsv
+from fedtools.exchange.sent_features import write_features
+from fedtools.exchange.states import load_state
 
 BASE = "0123456789abcdef" * 4
 SPEC = {"bias": ((3,), "float32"), "scale": ((), "float64"), "weight": ((2, 3), "float32")}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtools.files.datadir import read_table, write_table
-from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis, best_text, read_nbest, write_nbest
+from fedtools.core.errors import UserError
+from fedtools.data.datadir import read_table, write_table
+from fedtools.data.nbest import Hypothesis, best_text, read_nbest, write_nbest
 
 scores = st.floats(allow_nan=False, allow_infinity=False, width=32)
 word = st.text(st.characters(exclude_categories=("Cs", "Zs", "Zl", "Zp", "Cc")), min_size=1)

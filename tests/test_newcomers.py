@@ -13,9 +13,9 @@ from asr_world import begin, model_of, say, table, tokens_of
 from conftest import inside
 from safetensors.numpy import load_file
 
+from fedtools.core.tables import read_tsv
+from fedtools.data.datadir import write_table
 from fedtools.federation.cross import read_cross
-from fedtools.files.datadir import write_table
-from fedtools.files.tables import read_tsv
 
 CLIENTS = ("au", "en", "in")
 EXTRACTOR = ("encoder.embed.", "encoder.encoders.0.")

@@ -10,9 +10,9 @@ from pathlib import Path
 import kenlm
 import pytest
 
-from fedtools.files.atomic import sha256
-from fedtools.files.datadir import write_table
-from fedtools.files.errors import UserError
+from fedtools.core.atomic import sha256
+from fedtools.core.errors import UserError
+from fedtools.data.datadir import write_table
 from fedtools.lm.ngram import NgramFolder, find_program, perplexity, train_ngram
 from fedtools.lm.tokens import train_tokens
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from nnlm_world import OPTIONS, SMALL, alone, command, ids, network, sentences, write_texts
 from safetensors.numpy import load_file
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.lm.nnlm import Nnlm
 from fedtools.lm.nnlm_training import _batches, perplexity
 from fedtools.lm.vocabulary import Vocabulary, make_vocabulary, read_unigram, write_unigram

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.privacy import noise
 from fedtools.privacy.key import NoiseKey, key_path, make_key, open_key, read_key
 from fedtools.privacy.options import Privacy

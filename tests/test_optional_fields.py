@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from prepared import checked, folder
 from scripts import prepare
 
-from fedtools.files.datadir import DataDir, read_table
+from fedtools.data.datadir import DataDir, read_table
 
 # Each example is a corpus on disk.
 SOME, FEW = settings(max_examples=16, deadline=None), settings(max_examples=8, deadline=None)

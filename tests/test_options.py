@@ -16,11 +16,11 @@ from conftest import ROOT, run
 
 from fedtools.attack import options as attacks
 from fedtools.client.options import ClipTraining, UtteranceTraining
+from fedtools.core.config import from_mapping, read_section, read_yaml
+from fedtools.core.errors import UserError
+from fedtools.core.recipe_sections import SECTIONS
 from fedtools.decode.beam import BeamOptions
 from fedtools.federation.init import read_config, read_options
-from fedtools.files.config import from_mapping, read_section, read_yaml
-from fedtools.files.errors import UserError
-from fedtools.files.sections import SECTIONS
 from fedtools.lm.nnlm_training import read_options as read_nnlm
 from fedtools.methods import make_method
 from fedtools.models.asr import build_model, criterion_of

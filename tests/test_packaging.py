@@ -51,7 +51,7 @@ def test_an_experiment_of_the_wheel_knows_its_commit(dist, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     head = run("git", "-C", dist / "a check out", "rev-parse", "HEAD").ok().out.strip()
-    line = "from pathlib import Path; from fedtools.files.provenance import record; record(Path())"
+    line = "from pathlib import Path; from fedtools.core.provenance import record; record(Path())"
     run(sys.executable, "-c", line, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, cold=True).ok()
     assert (tmp_path / "software.yaml").read_text().splitlines()[0] == f"git: {head}"
 

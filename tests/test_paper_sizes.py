@@ -12,15 +12,15 @@ import simulated
 from asr_world import begin, model_of
 from conftest import inside, ledger
 
+from fedtools.core.tables import write_tsv
+from fedtools.exchange.experiment import Experiment, write_sums
+from fedtools.exchange.ledger import write_ledger
+from fedtools.exchange.message_writer import MessageWriter
+from fedtools.exchange.messages import COLUMNS, Payload, Report, read_messages
+from fedtools.exchange.sent_features import Features
+from fedtools.exchange.states import make_header, row_bytes
 from fedtools.federation.federation import Federation
 from fedtools.federation.steps import _ledger_rows
-from fedtools.files.experiment import Experiment, write_sums
-from fedtools.files.ledger import write_ledger
-from fedtools.files.message_writer import MessageWriter
-from fedtools.files.messages import COLUMNS, Payload, Report, read_messages
-from fedtools.files.sent_features import Features
-from fedtools.files.states import make_header, row_bytes
-from fedtools.files.tables import write_tsv
 from fedtools.methods.base import SHARED, Extracted
 from fedtools.report.results import read_cost
 from fedtools.server.sample import draw

@@ -19,8 +19,8 @@ import yaml
 from conftest import ROOT
 
 from fedtools.client.options import UtteranceTraining
-from fedtools.files.config import from_mapping
-from fedtools.files.tables import read_tsv
+from fedtools.core.config import from_mapping
+from fedtools.core.tables import read_tsv
 from fedtools.methods import make_method
 
 RECIPES = {

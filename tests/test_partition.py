@@ -11,9 +11,9 @@ from conftest import fedtools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtools.files.datadir import DataDir, invert
-from fedtools.files.errors import UserError
-from fedtools.files.partition import PartitionConfig, partition
+from fedtools.core.errors import UserError
+from fedtools.data.datadir import DataDir, invert
+from fedtools.data.partition import PartitionConfig, partition
 
 ACCENTS = ["us", "england", "indian", "scotland"]
 

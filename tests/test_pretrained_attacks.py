@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from test_adapters import CONFORMER
 
 from fedtools.attack.verify import COLUMNS
-from fedtools.files.ark import write_ark
-from fedtools.files.datadir import DataDir
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import DataDir
 
 # In speech, each person has two clients.
 PEOPLE = {"exp": ("kim", "lou", "mia"), "known": tuple("ann bob cat dan eva fay gil hal".split())}

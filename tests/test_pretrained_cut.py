@@ -17,9 +17,9 @@ from pretrained_models import IDS, save_recogniser, save_wave
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
-from fedtools.files.ark import write_ark
-from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import DataDir, read_table
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.adapters import Trained
 from fedtools.models.asr import build_model, outputs, positions

@@ -20,9 +20,9 @@ from peft import PeftModel
 from pretrained_models import IDS, save_recogniser, save_wave, save_whisper
 from safetensors.torch import load_file, save_file
 
-from fedtools.files.ark import write_ark
-from fedtools.files.datadir import DataDir
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import DataDir
 from fedtools.models.adaptation import Adapt
 from fedtools.models.asr import build_model
 from fedtools.models.keywords import build_network

@@ -19,8 +19,8 @@ from conftest import ROOT, Result, inside, run
 from pretrained_models import save_wave, save_whisper
 from safetensors.torch import load_file, save_file
 
-from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir, read_table
+from fedtools.data.ark import FeatureReader
+from fedtools.data.datadir import DataDir, read_table
 from fedtools.models.pretrained.folder import Folder
 
 KINDS = ("fbank", "log_mel", "wave")

@@ -18,7 +18,7 @@ from conftest import ROOT
 from pretrained_models import save_recogniser, save_whisper
 from safetensors.numpy import load_file
 
-from fedtools.files.experiment import Experiment
+from fedtools.exchange.experiment import Experiment
 from fedtools.report.results import read_cost
 
 # As many as in tiny.en.

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedtools.files.config import from_mapping
-from fedtools.files.errors import UserError
+from fedtools.core.config import from_mapping
+from fedtools.core.errors import UserError
 from fedtools.methods.fmp import FMP
 from fedtools.privacy.bounds import Utterances
 from fedtools.privacy.key import NoiseKey

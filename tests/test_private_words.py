@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rescored_world import CLIENTS, make_stream
 
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
 from fedtools.lm.private_words import Trie, rare_words, read_phrases
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import open_stream

@@ -7,7 +7,7 @@ import pytest
 from test_aggregate import send
 from torch import nn
 
-from fedtools.files.states import load_state, save_state
+from fedtools.exchange.states import load_state, save_state
 from fedtools.models.adaptation import Adapt
 from fedtools.models.adapters import adapt
 from fedtools.server.aggregate import Bound

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedtools.client.unit import Unit
-from fedtools.files import progress
+from fedtools.core import progress
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import commands
 import counts
 import pytest
 
+from fedtools.core.errors import UserError
 from fedtools.federation.ranks import Rank, _Sign, find_rank
-from fedtools.files.errors import UserError
 
 SIZE = 3
 

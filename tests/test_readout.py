@@ -19,9 +19,9 @@ from updates_world import CONSTANT, INPUTS, MODEL, SGD, begin, data_with_constan
 
 from fedtools.attack.readout import constant_of
 from fedtools.attack.verify import COLUMNS
-from fedtools.files.ark import FeatureReader, write_ark
-from fedtools.files.datadir import DataDir
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
+from fedtools.data.ark import FeatureReader, write_ark
+from fedtools.data.datadir import DataDir
 
 PEOPLE = speakers(10)
 CLIENTS = [f"{one}-a{number}" for one in PEOPLE for number in (1, 2)]

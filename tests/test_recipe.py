@@ -16,8 +16,8 @@ from conftest import ROOT, Result, contents, kill_when, run
 from recorder import calls, record
 from safetensors.numpy import load_file
 
-from fedtools.files.datadir import DataDir
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
+from fedtools.data.datadir import DataDir
 
 SETS = ("server_train", "server_valid", "server_test", "train", "valid", "test")
 

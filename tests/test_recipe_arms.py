@@ -14,8 +14,8 @@ from fakes_ami import ami, plain, some_meetings
 from scripts import load, program
 from test_recipe_rescore import TINY, call
 
-from fedtools.files.datadir import read_table
-from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.data.datadir import read_table
 from fedtools.score.utterances import Utterances
 
 ARMS = ("near", "far", "mix10", "cross")

@@ -19,9 +19,9 @@ from safetensors import safe_open
 
 from fedtools.attack.utility import UTILITY
 from fedtools.attack.verify import COLUMNS
-from fedtools.files.datadir import read_table, write_table
-from fedtools.files.states import load_state
-from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.data.datadir import read_table, write_table
+from fedtools.exchange.states import load_state
 
 TINY = {
     "tokens": {"token_type": "char", "vocab_size": 40},

@@ -19,8 +19,8 @@ from recorder import calls, record
 from scipy.stats import norm, t
 from scripts import program
 
-from fedtools.files.datadir import read_table, write_table
-from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.data.datadir import read_table, write_table
 
 LM = {"embed_unit": 8, "att_unit": 8, "head": 2, "unit": 16, "layer": 1, "dropout_rate": 0.0}
 TINY = {

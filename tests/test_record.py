@@ -13,8 +13,8 @@ from conftest import inside
 from reported import FIRST, make_experiment
 from test_differences import PEOPLE, WORDS, data, wrong
 
-from fedtools.files.experiment import write_sums
-from fedtools.files.tables import write_tsv
+from fedtools.core.tables import write_tsv
+from fedtools.exchange.experiment import write_sums
 
 HEAD = ("--section", "x", "--corpus", "Toy", "--release", "1", "--mini", "--command", "x")
 DATE = ("--date", "2024-02-03")

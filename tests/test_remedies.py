@@ -12,7 +12,7 @@ import simulated
 from conftest import fedtools, inside
 from scripts import program
 
-from fedtools.files.datadir import DataDir
+from fedtools.data.datadir import DataDir
 
 ROUNDS = "round_0001/global.safetensors"
 

@@ -22,9 +22,8 @@ from reported import (
 )
 from scipy.stats import norm, t
 
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment, write_sums
-from fedtools.files.tables import (
+from fedtools.core.errors import UserError
+from fedtools.core.tables import (
     count,
     format_markdown,
     format_table,
@@ -34,6 +33,7 @@ from fedtools.files.tables import (
     with_deviation,
     write_tsv,
 )
+from fedtools.exchange.experiment import Experiment, write_sums
 from fedtools.score.wer import COLUMNS as SCORE
 
 COUNTS = ("wer_tokens", "wer_errors", "cer_tokens", "cer_errors")

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from nnlm_world import SMALL, alone, command, network, sentences, write_texts
 from safetensors.numpy import load_file, save_file
 
-from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis, read_nbest, write_nbest
+from fedtools.core.errors import UserError
+from fedtools.data.nbest import Hypothesis, read_nbest, write_nbest
 from fedtools.lm.nbest_scoring import batches
 from fedtools.lm.nnlm import Nnlm
 from fedtools.lm.prefixes import make_tree, score_tree

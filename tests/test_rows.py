@@ -13,8 +13,8 @@ from conftest import inside
 from fmp_world import T
 from rescored_world import CLIENTS, make_stream
 
-from fedtools.files.datadir import read_table, write_table
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
+from fedtools.data.datadir import read_table, write_table
 
 PERSONS = {"ann": "FEE001", "bob": "MEE002", "cat": "FEE003"}
 # Ann and Cat are in one series of meetings, so that Bob stands in for either.

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keywords import CLASSES, config_file, pack
 
+from fedtools.core.tables import read_tsv
+from fedtools.data.clips import Clip, write_clips
 from fedtools.federation.federation import Federation
-from fedtools.files.clips import Clip, write_clips
-from fedtools.files.tables import read_tsv
 from fedtools.score.detection import AN_HOUR, NEGATIVE, peaks, rejects_at, scores_of
 
 RATE = 16_000

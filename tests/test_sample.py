@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from split_mix import split_mix
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.server.sample import sample_clients
 
 CLIENTS = [f"client{number:02}" for number in range(12)]

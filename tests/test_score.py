@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scored import SCTK, needs_sclite, write_data
 
-from fedtools.files.tables import read_tsv
-from fedtools.files.trn import characters, trn_ids, words
+from fedtools.core.tables import read_tsv
+from fedtools.data.trn import characters, trn_ids, words
 from fedtools.score.align import Counts, align, count_errors
 from fedtools.score.bootstrap import interval, resample
 from fedtools.score.compare import COLUMNS as COMPARE_COLUMNS

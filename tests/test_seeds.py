@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtools.files.seeds import generator, seed64
+from fedtools.core.seeds import generator, seed64
 
 PART = st.one_of(st.text(max_size=5), st.integers(-(2**70), 2**70))
 KEY = st.lists(PART, max_size=4).map(tuple)

@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.mixture import GaussianMixture
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.speaker.gmm import Gmm, accumulate, train_ubm
 from fedtools.speaker.ivector import IvectorExtractor, train_extractor
 from fedtools.speaker.plda import Lda, Plda, length_normalise, train_lda, train_plda

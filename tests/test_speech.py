@@ -12,7 +12,7 @@ import pytest
 import soundfile
 from conftest import ROOT, Result, fedtools, inside, run
 
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
 from fedtools.score.verification import equal_error_rate
 
 SCRIPT = ROOT / "utils" / "resemblyzer.sh"

@@ -32,10 +32,10 @@ from prepared import content
 from scipy.stats import kstest
 
 from fedtools.audio.wave import read_wave, recording_seconds
-from fedtools.files.clips import Clips
-from fedtools.files.datadir import DataDir, byte_order, read_table
-from fedtools.files.errors import UserError
-from fedtools.files.validate import validate_data_dir
+from fedtools.core.errors import UserError
+from fedtools.data.clips import Clips
+from fedtools.data.datadir import DataDir, byte_order, read_table
+from fedtools.data.validate import validate_data_dir
 
 SETS = ["train", "valid", "test"]
 prepare = partial(scripts.prepare, "speechcommands")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtools.files.datadir import DataDir
-from fedtools.files.languages import is_language
-from fedtools.files.spoken import LANGUAGES, normalise, rules_of
-from fedtools.files.validate import validate_data_dir
+from fedtools.data.datadir import DataDir
+from fedtools.data.languages import is_language
+from fedtools.data.validate import validate_data_dir
+from fedtools.data.written_to_spoken import LANGUAGES, normalise, rules_of
 
 # Output of prepare.py before there were other languages.
 ENGLISH = [

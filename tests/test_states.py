@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedtools.files.errors import UserError
-from fedtools.files.states import load_state, make_header, read_layout, save_state, spec_of
+from fedtools.core.errors import UserError
+from fedtools.exchange.states import load_state, make_header, read_layout, save_state, spec_of
 
 TENSOR = st.sampled_from(["float32", "float64", "int64", "bool"]).flatmap(
     lambda kind: arrays.arrays(kind, arrays.array_shapes(min_dims=0, min_side=0, max_side=3))

@@ -13,7 +13,7 @@ from conftest import ROOT, Result, inside, run
 from rescored_world import CLIENTS, make_stream
 from safetensors.numpy import load_file
 
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import open_stream
 from fedtools.methods.fmp import FMP, ClientState

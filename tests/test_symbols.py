@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtools.files.datadir import DataDir, read_table, write_table
-from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis, read_nbest
-from fedtools.files.symbols import RESERVED, check_sentence, is_unknown
-from fedtools.files.tables import read_tsv
-from fedtools.files.text_files import read_lines, read_text
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv
+from fedtools.core.text_files import read_lines, read_text
+from fedtools.data.datadir import DataDir, read_table, write_table
+from fedtools.data.nbest import Hypothesis, read_nbest
+from fedtools.data.symbols import RESERVED, check_sentence, is_unknown
 from fedtools.lm.density import score_hypotheses
 from fedtools.lm.ngram import NgramFolder, perplexity, train_ngram
 from fedtools.lm.private_words import covered_words, rare_words

@@ -33,11 +33,11 @@ from decouplefl_world import EXTRACTOR, PERSONAL, collapsed, final
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
+from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import DataDir
+from fedtools.data.nbest import read_nbest
 from fedtools.federation.federation import Federation
-from fedtools.files.ark import write_ark
-from fedtools.files.datadir import DataDir
-from fedtools.files.nbest import read_nbest
-from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.asr import build_model
 
 # With 20 bins, the convolutions would not use the last.

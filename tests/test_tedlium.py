@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prepared import checked, content
 
-from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.dropped import Dropped
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
+from fedtools.data.datadir import DataDir, read_table
+from fedtools.data.dropped import Dropped
 
 MINI = "local/tedlium3/mini.py"
 DIRECTORIES = ["train_g", "valid", "part1", "part2", "indicator"]

@@ -20,15 +20,15 @@ import soundfile
 from conftest import ROOT, run
 
 from fedtools.audio.wave import AudioError, read_wave
-from fedtools.files import text_files
-from fedtools.files.ark import AUTOMATIC, FeatureReader, write_ark
-from fedtools.files.atomic import atomic_write, machine, remove, scratch_dir, sha256, write_text
-from fedtools.files.clips import read_classes
-from fedtools.files.config import from_mapping, read_yaml
-from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.errors import Terminal, UserError
-from fedtools.files.tables import format_markdown
-from fedtools.files.text_files import TABLE, open_input, read_lines, stream_lines
+from fedtools.core import text_files
+from fedtools.core.atomic import atomic_write, machine, remove, scratch_dir, sha256, write_text
+from fedtools.core.config import from_mapping, read_yaml
+from fedtools.core.errors import Terminal, UserError
+from fedtools.core.tables import format_markdown
+from fedtools.core.text_files import TABLE, open_input, read_lines, stream_lines
+from fedtools.data.ark import AUTOMATIC, FeatureReader, write_ark
+from fedtools.data.clips import read_classes
+from fedtools.data.datadir import DataDir, read_table
 from fedtools.lm.tokens import Tokenizer, train_tokens
 from fedtools.models.asr import build_model
 
@@ -155,7 +155,7 @@ def test_folders_within_folders_are_removed_however_deep(tmp_path):
 
 def test_a_killed_command_leaves_nothing_after_the_next(tmp_path):
     code = (
-        "import os, signal, sys; from fedtools.files.atomic import atomic_write\n"
+        "import os, signal, sys; from fedtools.core.atomic import atomic_write\n"
         "with atomic_write(sys.argv[1]) as file:\n"
         "    file.write('half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -474,7 +474,7 @@ def test_a_table_is_in_memory_once(tmp_path):
         file.writelines(f"{number:06} {'x' * 1000}\n" for number in range(20000))
     script = (
         "import sys, tracemalloc\n"
-        "from fedtools.files import datadir, tables\n"
+        "from fedtools.core import tables\nfrom fedtools.data import datadir\n"
         "tracemalloc.start()\n"
         "table = datadir.read_table(sys.argv[1])\n"
         "now, peak = tracemalloc.get_traced_memory()\n"

@@ -10,9 +10,9 @@ from conftest import fedtools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtools.files.datadir import write_table
-from fedtools.files.errors import UserError
-from fedtools.files.symbols import check_tokens
+from fedtools.core.errors import UserError
+from fedtools.data.datadir import write_table
+from fedtools.data.symbols import check_tokens
 from fedtools.lm.tokens import Tokenizer, train_tokens
 
 LINES = ["the cat sat", "the hat", "that cat", "a hat that sat", "cats can't sit"]

@@ -10,13 +10,13 @@ from conftest import inside, run
 from reported import arguments, make_experiment, markdown_row
 from scored import SCTK, needs_sclite, write_data
 
-from fedtools.files.datadir import write_table
-from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis, write_nbest
-from fedtools.files.symbols import RESERVED
-from fedtools.files.tables import read_tsv
-from fedtools.files.trn import characters, words
-from fedtools.files.units import CHARACTER, WORD, read_unit, unit_of
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv
+from fedtools.data.datadir import write_table
+from fedtools.data.nbest import Hypothesis, write_nbest
+from fedtools.data.symbols import RESERVED
+from fedtools.data.trn import characters, words
+from fedtools.data.units import CHARACTER, WORD, read_unit, unit_of
 
 # Reference, hypothesis, and their errors by hand: Thai vowels and signs count singly.
 THAI = [

@@ -15,9 +15,9 @@ from scipy.stats import beta
 from updates_world import plant
 
 from fedtools.attack.utility import NOTHING, ON, UTILITY, utility
+from fedtools.core.tables import read_tsv
+from fedtools.data.datadir import DataDir
 from fedtools.federation.federation import Federation
-from fedtools.files.datadir import DataDir
-from fedtools.files.tables import read_tsv
 
 # Seven people whose own networks always answer `yes`, and five whose answer `no`.
 YES, NO = 2, 3

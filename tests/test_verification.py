@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.calibration import cllr, linkability, min_cllr, min_dcf
 from fedtools.score.clusters import (

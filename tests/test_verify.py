@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtools.attack.verify import Model, decide, make_trials
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.score.trials import Trials
 
 

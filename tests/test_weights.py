@@ -21,8 +21,8 @@ from updates_world import begin, data_with_constants, plant, sent, speakers
 from fedtools.attack.cohort import blocks, combine, cosines, normed, score_pairs
 from fedtools.attack.updates import find_updates, multiply, parts_of
 from fedtools.attack.verify import COLUMNS
+from fedtools.core.tables import read_tsv
 from fedtools.federation.federation import Federation
-from fedtools.files.tables import read_tsv
 from fedtools.score.calibration import cllr, fit_ratios
 from fedtools.score.verification import equal_error_rate
 

@@ -22,10 +22,10 @@ from pretrained_models import IDS, MARKS, save_recogniser
 from safetensors.numpy import load_file
 from tokenizers.pre_tokenizers import ByteLevel
 
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv
 from fedtools.decode.repetition import compression_ratio, repeats
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
-from fedtools.files.tables import read_tsv
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.pretrained.options import Generation
 from fedtools.models.pretrained.whisper import Whisper

@@ -18,9 +18,9 @@ from pretrained_models import IDS, save_recogniser
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import DataDir
 from fedtools.federation.federation import Federation
-from fedtools.files.ark import write_ark
-from fedtools.files.datadir import DataDir
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.asr import outputs
 from fedtools.models.pretrained.encoders import WhisperEncoder

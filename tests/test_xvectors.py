@@ -20,7 +20,7 @@ from fedtools.attack.xvectors import (
     embeddings,
     train_xvectors,
 )
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 
 TRAINED, HELD_OUT = 16, 8
 

@@ -10,9 +10,9 @@ import simulated
 from conftest import inside
 from safetensors.numpy import load_file, save_file
 
-from fedtools.files.ark import FeatureReader, write_ark
-from fedtools.files.datadir import DataDir
-from fedtools.files.tables import read_tsv
+from fedtools.core.tables import read_tsv
+from fedtools.data.ark import FeatureReader, write_ark
+from fedtools.data.datadir import DataDir
 
 CONSTANT = 6
 INPUTS = simulated.BINS + CONSTANT

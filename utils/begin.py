@@ -24,8 +24,8 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 from fedtools.cli import main as run_fedtools
-from fedtools.files.config import read_yaml
-from fedtools.files.errors import UserError, exit_with_message
+from fedtools.core.config import read_yaml
+from fedtools.core.errors import UserError, exit_with_message
 from fedtools.tasks import facts_of
 from fedtools.tasks.base import task_of
 

@@ -14,8 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fedtools.audio.wave import recording_seconds
-from fedtools.files.errors import UserError
-from fedtools.files.validate import validate_data_dir
+from fedtools.core.errors import UserError
+from fedtools.data.validate import validate_data_dir
 
 
 def main() -> int:

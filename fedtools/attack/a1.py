@@ -22,7 +22,7 @@ from fedtools.attack.footprint_files import Prints
 from fedtools.attack.knowledge import Attacker, Versions, attackers
 from fedtools.attack.options import A1
 from fedtools.attack.verify import Model, decide
-from fedtools.files.sections import Bootstrap
+from fedtools.core.recipe_sections import Bootstrap
 
 
 def distances(vectors: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:

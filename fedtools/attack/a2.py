@@ -23,13 +23,13 @@ from fedtools.attack.knowledge import ANY, NO_DEFENCE, Versions, attackers
 from fedtools.attack.verify import decide, known_speakers, read_models
 from fedtools.attack.victims import Victims, make_probe, sound_victims
 from fedtools.attack.xvectors import Training, View, XVectors, embeddings, train_xvectors
+from fedtools.core.config import write_yaml
+from fedtools.core.errors import UserError
+from fedtools.core.recipe_sections import Bootstrap
+from fedtools.core.seeds import seed64
+from fedtools.data.ark import write_ark
+from fedtools.data.datadir import write_table
 from fedtools.federation.federation import Federation
-from fedtools.files.ark import write_ark
-from fedtools.files.config import write_yaml
-from fedtools.files.datadir import write_table
-from fedtools.files.errors import UserError
-from fedtools.files.sections import Bootstrap
-from fedtools.files.seeds import seed64
 from fedtools.tasks.base import as_configured
 
 # The least number of people with two models of one speaker, whom the network "is", or "is not",

@@ -19,9 +19,9 @@ import numpy as np
 from fedtools.attack.footprint_files import Prints
 from fedtools.attack.knowledge import attackers
 from fedtools.attack.options import PERMUTATIONS
-from fedtools.files.sections import Bootstrap
-from fedtools.files.seeds import generator, seed64
-from fedtools.files.tables import write_tsv
+from fedtools.core.recipe_sections import Bootstrap
+from fedtools.core.seeds import generator, seed64
+from fedtools.core.tables import write_tsv
 from fedtools.score.bootstrap import speaker_draws
 from fedtools.score.verification import rate_bounds
 

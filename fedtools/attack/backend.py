@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtools.attack.cohort import s_norm
-from fedtools.files.seeds import seed64
+from fedtools.core.seeds import seed64
 from fedtools.score.calibration import Ratios, fit_ratios
 from fedtools.speaker.plda import Lda, Plda, length_normalise, train_lda, train_plda
 

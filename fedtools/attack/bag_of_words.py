@@ -23,9 +23,9 @@ import numpy as np
 
 from fedtools.attack.footprints import State
 from fedtools.attack.updates import NotApplicable
+from fedtools.data.symbols import BLANK, SOS_EOS, UNKNOWN
+from fedtools.exchange.states import Spec
 from fedtools.federation.federation import Federation
-from fedtools.files.states import Spec
-from fedtools.files.symbols import BLANK, SOS_EOS, UNKNOWN
 from fedtools.tasks.parts import TOKENIZER
 
 # Output layers of CTC, of keywords, and of Whisper, with weights of its own or tied to the tokens'.

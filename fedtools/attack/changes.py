@@ -13,8 +13,8 @@ import numpy as np
 from fedtools.attack.options import Weights
 from fedtools.attack.updates import OF_STATISTICS, Update, Updates, multiply, parts_of
 from fedtools.attack.verify import Model, known_speakers
-from fedtools.files.errors import UserError
-from fedtools.files.progress import counted
+from fedtools.core.errors import UserError
+from fedtools.core.progress import counted
 
 OK, NOT_APPLICABLE = "ok", "not applicable"
 # In addition to the parts: all weights as one vector.

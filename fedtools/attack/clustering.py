@@ -12,7 +12,7 @@ import numpy as np
 
 from fedtools.attack.figures import Figure, Speakers
 from fedtools.attack.retrieval import unit
-from fedtools.files.seeds import generator, seed64
+from fedtools.core.seeds import generator, seed64
 from fedtools.score.clusters import (
     adjusted_rand_index,
     counts_of,

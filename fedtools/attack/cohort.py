@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtools.files.errors import UserError
-from fedtools.files.seeds import generator, seed64
+from fedtools.core.errors import UserError
+from fedtools.core.seeds import generator, seed64
 from fedtools.score.calibration import Ratios, fit_ratios
 
 # Number of parts that people are split into.

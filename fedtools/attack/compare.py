@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtools.files.datadir import read_table
-from fedtools.files.errors import UserError
-from fedtools.files.sections import Bootstrap
-from fedtools.files.tables import write_tsv
-from fedtools.files.text_files import stream_lines
+from fedtools.core.errors import UserError
+from fedtools.core.recipe_sections import Bootstrap
+from fedtools.core.tables import write_tsv
+from fedtools.core.text_files import stream_lines
+from fedtools.data.datadir import read_table
 from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.crossed import over_seeds
 from fedtools.score.trials import Trials

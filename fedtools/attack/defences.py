@@ -34,10 +34,10 @@ from typing import Any
 import numpy as np
 
 from fedtools.attack.victims import Victims
+from fedtools.core.errors import UserError
+from fedtools.core.seeds import generator
+from fedtools.exchange.values import STATISTICS
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
-from fedtools.files.seeds import generator
-from fedtools.files.values import STATISTICS
 from fedtools.methods.base import SHARED
 
 State = dict[str, np.ndarray]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedtools.attack.footprints import State
+from fedtools.core.errors import UserError
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
 from fedtools.models.training import load_model
 from fedtools.tasks.base import Items
 from fedtools.tasks.parts import MODELS

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtools.core.errors import UserError
+from fedtools.core.seeds import generator
+from fedtools.data.ark import FeatureReader
+from fedtools.data.datadir import DataDir, read_table
+from fedtools.data.perturb import speakers_of, unperturbed
+from fedtools.exchange.ledger import SERVER_ROW, read_round
+from fedtools.exchange.messages import COUNTED
+from fedtools.exchange.sent_features import feature_paths, open_sent, sent_names
 from fedtools.federation.federation import Federation
-from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.errors import UserError
-from fedtools.files.ledger import SERVER_ROW, read_round
-from fedtools.files.messages import COUNTED
-from fedtools.files.perturb import speakers_of, unperturbed
-from fedtools.files.seeds import generator
-from fedtools.files.sent_features import feature_paths, open_sent, sent_names
 from fedtools.methods.decouplefl import DecoupleFL
 from fedtools.models.asr import input_size_of, positions, shortest_input
 from fedtools.models.pooling import pooled

@@ -25,15 +25,15 @@ from fedtools.attack.defences import Defence, defended, groups_of
 from fedtools.attack.footprints import State, footprints
 from fedtools.attack.knowledge import NO_DEFENCE
 from fedtools.attack.victims import Victims, find_victims, make_probe
+from fedtools.core.atomic import sha256, write_text
+from fedtools.core.config import read_yaml, write_yaml
+from fedtools.core.errors import UserError
+from fedtools.core.progress import Count
+from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.core.text_files import read_text
+from fedtools.data.ark import FeatureReader, write_ark
+from fedtools.data.datadir import read_table, write_table
 from fedtools.federation.federation import Federation
-from fedtools.files.ark import FeatureReader, write_ark
-from fedtools.files.atomic import sha256, write_text
-from fedtools.files.config import read_yaml, write_yaml
-from fedtools.files.datadir import read_table, write_table
-from fedtools.files.errors import UserError
-from fedtools.files.progress import Count
-from fedtools.files.tables import read_tsv, write_tsv
-from fedtools.files.text_files import read_text
 from fedtools.tasks.base import as_configured
 
 COLUMNS = ("model", "speaker", "status")

@@ -29,13 +29,13 @@ from fedtools.attack.features import (
 )
 from fedtools.attack.figures import Figure, Speakers
 from fedtools.attack.transcripts import word_error_rate
+from fedtools.core.atomic import sha256
+from fedtools.core.errors import UserError
+from fedtools.core.progress import Lines
+from fedtools.core.seeds import generator, seed64
+from fedtools.data.perturb import speakers_of, unperturbed
+from fedtools.exchange.states import load_state, save_state, spec_of
 from fedtools.federation.federation import Federation
-from fedtools.files.atomic import sha256
-from fedtools.files.errors import UserError
-from fedtools.files.perturb import speakers_of, unperturbed
-from fedtools.files.progress import Lines
-from fedtools.files.seeds import generator, seed64
-from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.models.asr import input_kind_of, log_posteriors
 from fedtools.models.pooling import inside
 from fedtools.score.distortion import cepstra, mel_cepstral_distortion

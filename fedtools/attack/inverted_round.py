@@ -15,8 +15,8 @@ from fedtools.attack.people import People
 from fedtools.attack.recovered import Measure
 from fedtools.attack.updates import NotApplicable
 from fedtools.attack.victims import Victims, sound_victims
+from fedtools.core.recipe_sections import Bootstrap
 from fedtools.federation.federation import Federation
-from fedtools.files.sections import Bootstrap
 from fedtools.methods.base import SHARED
 from fedtools.tasks.base import Items
 from fedtools.tasks.parts import DEVICE, ITEMS, MODELS

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from fedtools.files.datadir import read_table
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
+from fedtools.data.datadir import read_table
 
 
 def read_attribute(path: Path, speakers: Collection[str]) -> tuple[str, dict[str, str]]:

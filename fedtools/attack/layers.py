@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.models.adapters import Trained
 from fedtools.models.keywords.pretrained import PretrainedNetwork
 from fedtools.models.pretrained.encoders import Encoder

@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedtools.attack.footprints import State
 from fedtools.attack.options import Inversion
-from fedtools.files.progress import Lines
+from fedtools.core.progress import Lines
 from fedtools.models.training import Training
 
 # Loss of a model on some inputs, (frames, values) each.

@@ -44,12 +44,12 @@ from fedtools.attack.scores import (
 )
 from fedtools.attack.trials import ANYBODY, SAME, Draw, Trials
 from fedtools.attack.victims import Victims, sound_victims
+from fedtools.core.errors import UserError
+from fedtools.core.progress import counted
+from fedtools.core.recipe_sections import Bootstrap
+from fedtools.core.seeds import generator, seed64
+from fedtools.core.tables import write_tsv
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
-from fedtools.files.progress import counted
-from fedtools.files.sections import Bootstrap
-from fedtools.files.seeds import generator, seed64
-from fedtools.files.tables import write_tsv
 from fedtools.score.bootstrap import speaker_draws
 from fedtools.score.verification import rate_bounds, true_positive_rate
 from fedtools.tasks.base import Items, as_configured

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from fedtools.files.ranges import AboveZero, Natural, Positive
+from fedtools.core.ranges import AboveZero, Natural, Positive
 
 # Copy of `fedtools.attack.layers.PARTS`, whose module imports torch. Of a TDNN's layer: its affine
 # part; relu, which follows it; or norm, the BatchNorm after that.

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtools.attack.options import Inversion
 from fedtools.attack.updates import NotApplicable
-from fedtools.files.seeds import generator
+from fedtools.core.seeds import generator
 from fedtools.tasks.base import Items
 
 # Number of other people's items that scales are computed from.

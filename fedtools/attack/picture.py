@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from fedtools.attack.features import Victim
-from fedtools.files.drawing import COLOURS, drawing
-from fedtools.files.seeds import generator, seed64
+from fedtools.core.drawing import COLOURS, drawing
+from fedtools.core.seeds import generator, seed64
 
 _SPEAKERS, _UTTERANCES = 5, 40
 _PERPLEXITY = 30.0

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedtools.attack.attributes import cross_validated
 from fedtools.attack.figures import Figure, Speakers
-from fedtools.files.seeds import generator
+from fedtools.core.seeds import generator
 
 _PARTS = 5
 

@@ -17,9 +17,9 @@ from fedtools.attack.readout import (
     read_out,
 )
 from fedtools.attack.updates import NotApplicable, Updates
+from fedtools.core.errors import UserError
+from fedtools.core.tables import write_tsv
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
-from fedtools.files.tables import write_tsv
 
 READ = ("model", "speaker", "cosine", "centred", "others")
 # Read-outs: of all values of the first layer's input, and of the constant values.

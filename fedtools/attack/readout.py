@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from fedtools.attack.updates import NotApplicable, Reader, Update
+from fedtools.exchange.states import Spec
 from fedtools.federation.federation import Federation
-from fedtools.files.states import Spec
 from fedtools.models.asr import input_kind_of, represent
 from fedtools.tasks.parts import CORPUS, MODELS
 

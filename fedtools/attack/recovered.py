@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from fedtools.files.drawing import drawing
+from fedtools.core.drawing import drawing
 from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.verification import equal_error_rate
 

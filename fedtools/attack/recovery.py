@@ -29,7 +29,7 @@ from fedtools.attack.recovered import (
 from fedtools.attack.updates import NotApplicable
 from fedtools.attack.victims import Victims
 from fedtools.audio.griffin_lim import Front
-from fedtools.files.seeds import seed64
+from fedtools.core.seeds import seed64
 from fedtools.models.asr import input_kind_of
 from fedtools.models.copies import copy_of
 from fedtools.models.keywords import inputs_of

@@ -26,11 +26,11 @@ from fedtools.attack.picture import draw_speakers
 from fedtools.attack.probe import probe_speakers
 from fedtools.attack.retrieval import find_speakers
 from fedtools.attack.transcripts import read_transcripts
+from fedtools.core.errors import UserError
+from fedtools.core.recipe_sections import Bootstrap
+from fedtools.core.tables import write_tsv
+from fedtools.exchange.ledger import SERVER_ROW
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
-from fedtools.files.ledger import SERVER_ROW
-from fedtools.files.sections import Bootstrap
-from fedtools.files.tables import write_tsv
 from fedtools.score.bootstrap import AVERAGE
 from fedtools.tasks.base import as_configured
 

@@ -19,11 +19,11 @@ from fedtools.attack.footprints import State
 from fedtools.attack.trials import Draw, Trials
 from fedtools.client.client import Client
 from fedtools.client.unit import Unit
+from fedtools.core.errors import UserError
+from fedtools.core.seeds import generator
+from fedtools.exchange.private import Private
+from fedtools.exchange.states import as_array
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
-from fedtools.files.private import Private
-from fedtools.files.seeds import generator
-from fedtools.files.states import as_array
 from fedtools.methods.base import SHARED
 from fedtools.models.training import load_model
 from fedtools.tasks.base import Items

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from fedtools.files.seeds import generator
+from fedtools.core.seeds import generator
 from fedtools.tasks.base import Items
 
 SAME, ANYBODY = "same speaker", "anybody"

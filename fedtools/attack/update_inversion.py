@@ -31,8 +31,8 @@ from fedtools.attack.options import Inversion
 from fedtools.attack.recovered import COLUMNS, FREQUENCY, Measure, draw
 from fedtools.attack.recovery import MATCHING, VOICES, Recovery
 from fedtools.attack.updates import NotApplicable
+from fedtools.core.tables import write_tsv
 from fedtools.federation.federation import Federation
-from fedtools.files.tables import write_tsv
 from fedtools.speaker.resemblyzer import VoiceEncoder
 from fedtools.tasks.base import as_configured
 

@@ -22,12 +22,12 @@ from threadpoolctl import threadpool_limits
 
 from fedtools.attack.defences import defended
 from fedtools.attack.victims import Victims, received
+from fedtools.core.atomic import atomic_path
+from fedtools.core.errors import UserError
+from fedtools.exchange.messages import Message, Refusal, stacked
+from fedtools.exchange.states import Spec, make_header, read_at, write_at
+from fedtools.exchange.values import STATISTICS
 from fedtools.federation.federation import Federation
-from fedtools.files.atomic import atomic_path
-from fedtools.files.errors import UserError
-from fedtools.files.messages import Message, Refusal, stacked
-from fedtools.files.states import Spec, make_header, read_at, write_at
-from fedtools.files.values import STATISTICS
 from fedtools.methods.base import SHARED
 from fedtools.tasks.parts import SPEAKERS
 

@@ -21,11 +21,11 @@ import numpy as np
 from fedtools.attack.defences import Defence, State, defended
 from fedtools.attack.knowledge import NO_DEFENCE
 from fedtools.attack.victims import Victims, sound_victims
+from fedtools.core.errors import UserError
+from fedtools.core.progress import counted
+from fedtools.core.recipe_sections import Bootstrap
+from fedtools.data.perturb import speakers_of
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
-from fedtools.files.perturb import speakers_of
-from fedtools.files.progress import counted
-from fedtools.files.sections import Bootstrap
 from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.verification import binomial_bounds
 from fedtools.server.shares import weights_of

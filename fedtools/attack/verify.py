@@ -18,11 +18,11 @@ import numpy as np
 
 from fedtools.attack.knowledge import ANY, NO_DEFENCE
 from fedtools.attack.options import A1
-from fedtools.files.atomic import write_text
-from fedtools.files.datadir import write_table
-from fedtools.files.errors import UserError
-from fedtools.files.seeds import generator
-from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.core.atomic import write_text
+from fedtools.core.errors import UserError
+from fedtools.core.seeds import generator
+from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.data.datadir import write_table
 from fedtools.score.calibration import cllr, linkability, min_cllr, min_dcf
 from fedtools.score.legal import Risk, risk
 from fedtools.score.trials import Trials
@@ -281,7 +281,7 @@ def draw_rates(path: Path, rows: Sequence[Mapping[str, object]], title: str) -> 
         path: the PNG file.
         rows: rows from `decide`, with one kind of scores per layer.
     """
-    from fedtools.files.drawing import COLOURS, drawing
+    from fedtools.core.drawing import COLOURS, drawing
 
     own = [row for row in rows if row["trials"] == EASY]
     low, high = (np.array([float(str(row[name])) for row in own]) for name in ("low", "high"))

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.attack.footprints import Probe, State
+from fedtools.core.errors import UserError
+from fedtools.data.datadir import read_table
+from fedtools.exchange.messages import Message, Refusal, read_messages, sums_of
+from fedtools.exchange.states import read_at
 from fedtools.federation.federation import Federation
 from fedtools.federation.steps import jobs_of
-from fedtools.files.datadir import read_table
-from fedtools.files.errors import UserError
-from fedtools.files.messages import Message, Refusal, read_messages, sums_of
-from fedtools.files.states import read_at
 from fedtools.methods.base import SHARED
 from fedtools.models.copies import copy_of
 from fedtools.tasks.parts import INDICATOR, MODELS, SPEAKERS

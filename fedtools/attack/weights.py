@@ -41,11 +41,11 @@ from fedtools.attack.options import Weights
 from fedtools.attack.readings import CONSTANT, INPUT, read_inputs
 from fedtools.attack.updates import NotApplicable, Updates, behind_defence, find_updates, join
 from fedtools.attack.verify import COLUMNS, decide, draw_rates
+from fedtools.core.atomic import scratch_dir
+from fedtools.core.errors import UserError
+from fedtools.core.recipe_sections import Bootstrap
+from fedtools.core.tables import write_tsv
 from fedtools.federation.federation import Federation
-from fedtools.files.atomic import scratch_dir
-from fedtools.files.errors import UserError
-from fedtools.files.sections import Bootstrap
-from fedtools.files.tables import write_tsv
 
 PARTS = ("part", "tensors", "values", "status")
 # In addition to parts and read-outs: the regression on all of them.

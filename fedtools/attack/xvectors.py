@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from fedtools.attack.footprints import Probe, State, held
 from fedtools.attack.layers import Layer, lowest_layers, watched
 from fedtools.attack.options import A2
-from fedtools.files.errors import UserError
-from fedtools.files.progress import Lines
-from fedtools.files.seeds import generator, seed64
+from fedtools.core.errors import UserError
+from fedtools.core.progress import Lines
+from fedtools.core.seeds import generator, seed64
 
 # Context of the five layers below the pooling: width of the kernel in frames, and its dilation.
 _CONTEXTS = ((5, 1), (3, 2), (3, 3), (1, 1), (1, 1))

@@ -16,8 +16,8 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from fedtools.files.clips import CLIP_SAMPLES, RATE
-from fedtools.files.seeds import generator
+from fedtools.core.seeds import generator
+from fedtools.data.clips import CLIP_SAMPLES, RATE
 
 INT16_MIN, INT16_MAX = -32768, 32767
 

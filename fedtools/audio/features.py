@@ -23,19 +23,19 @@ import numpy as np
 
 from fedtools.audio.mel import mel_bank
 from fedtools.audio.wave import AudioError, read_wave, resample
-from fedtools.files.ark import AUTOMATIC, FeatureReader, write_ark
-from fedtools.files.audio_files import audio_place
-from fedtools.files.datadir import (
+from fedtools.core.errors import UserError, some
+from fedtools.core.progress import counted
+from fedtools.data.ark import AUTOMATIC, FeatureReader, write_ark
+from fedtools.data.audio_files import audio_place
+from fedtools.data.datadir import (
     DataDir,
     byte_order,
     parse_segment,
     read_table,
     write_table,
 )
-from fedtools.files.errors import UserError, some
-from fedtools.files.feature_kinds import FeatureConfig, kind_of, write_kind
-from fedtools.files.perturb import speed_of, volume_of
-from fedtools.files.progress import counted
+from fedtools.data.feature_kinds import FeatureConfig, kind_of, write_kind
+from fedtools.data.perturb import speed_of, volume_of
 
 # Kaldi computes on 16-bit integers; soundfile returns them divided by this.
 INT16_SCALE = 32768.0

@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable
 from typing import BinaryIO
 
-from fedtools.files.audio_files import UNKNOWN_LENGTH
+from fedtools.data.audio_files import UNKNOWN_LENGTH
 
 # Block size of SPHERE files in bytes; the last block is padded.
 _SPHERE_BLOCK = 1024

@@ -15,14 +15,14 @@ from typing import Literal
 import numpy as np
 
 from fedtools.audio.features import client_order
-from fedtools.files.ark import FRAMES_PER_HOUR, FeatureReader, write_ark
-from fedtools.files.atomic import sha256
-from fedtools.files.datadir import DataDir
-from fedtools.files.errors import UserError
-from fedtools.files.feature_kinds import check_same, kind_beside, kind_of, write_kind
-from fedtools.files.progress import counted
-from fedtools.files.sections import Ivectors
-from fedtools.files.seeds import seed64
+from fedtools.core.atomic import sha256
+from fedtools.core.errors import UserError
+from fedtools.core.progress import counted
+from fedtools.core.recipe_sections import Ivectors
+from fedtools.core.seeds import seed64
+from fedtools.data.ark import FRAMES_PER_HOUR, FeatureReader, write_ark
+from fedtools.data.datadir import DataDir
+from fedtools.data.feature_kinds import check_same, kind_beside, kind_of, write_kind
 from fedtools.speaker.gmm import Moments, accumulate, train_ubm
 from fedtools.speaker.ivector import IvectorExtractor, train_extractor
 

@@ -1,4 +1,4 @@
-"""Packing of data directories of short clips into the files of `fedtools.files.clips`."""
+"""Packing of data directories of short clips into the files of `fedtools.data.clips`."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from fedtools.audio.features import (
 )
 from fedtools.audio.speech_end import end_of_speech
 from fedtools.audio.wave import AudioError, Wave, read_wave, resample
-from fedtools.files.audio_files import audio_place
-from fedtools.files.clips import (
+from fedtools.core.errors import UserError
+from fedtools.core.progress import counted
+from fedtools.data.audio_files import audio_place
+from fedtools.data.clips import (
     RATE,
     Clip,
     check_noise,
     read_classes,
     write_clips,
 )
-from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.errors import UserError
-from fedtools.files.perturb import SPEED_TABLE
-from fedtools.files.progress import counted
+from fedtools.data.datadir import DataDir, read_table
+from fedtools.data.perturb import SPEED_TABLE
 
 # With a suitable clip length, at most this share of a corpus' clips is longer.
 MAY_LOSE = 0.1
@@ -91,7 +91,7 @@ def pack_clips(
     Args:
         data_dir: needs utt2spk, wav.scp and text, whose words are the labels; segments are used
             if they exist. Clients are those of utt2client, or the speakers without it.
-        folder: receives the files that `fedtools.files.clips` describes.
+        folder: receives the files that `fedtools.data.clips` describes.
         classes: file of the labels, one per line; the line is the class index.
         noise: a Kaldi table, name and path, of recordings of background noise.
         max_drop: largest share of clips that may be dropped, 0 to 1.

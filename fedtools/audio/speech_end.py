@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtools.files.clips import RATE
+from fedtools.data.clips import RATE
 
 _FRAME, _STEP = RATE * 30 // 1000, RATE * 10 // 1000
 _LEAST_FRAMES = 5

@@ -25,10 +25,10 @@ import soxr
 from fedtools.audio.foreign import foreign_format
 from fedtools.audio.headers import CHECKS, LOSSY, LengthError
 from fedtools.audio.mpeg import MpegError, after_id3, read_stream
-from fedtools.files.audio_files import AudioPlace, audio_place, open_entry
-from fedtools.files.datadir import MAX_OVERSHOOT
-from fedtools.files.errors import UserError
-from fedtools.files.text_files import open_input
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import open_input
+from fedtools.data.audio_files import AudioPlace, audio_place, open_entry
+from fedtools.data.datadir import MAX_OVERSHOOT
 
 # A damaged header must not cause an allocation of more than 2 GiB (9 hours at 16 kHz).
 MAX_SAMPLES = 1 << 29

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from fedtools.files.signals import INTERRUPTED, is_interrupt
+from fedtools.core.signals import INTERRUPTED, is_interrupt
 
 # Importing a module registers its commands with `app`, which lists them in this order.
 GROUPS = (
@@ -48,7 +48,7 @@ def main() -> None:
 
 def _run() -> None:
     from fedtools.cli.app import app, narrowed
-    from fedtools.files.errors import exit_with_message, harmless
+    from fedtools.core.errors import exit_with_message, harmless
 
     for name in GROUPS:
         importlib.import_module(f"fedtools.cli.{name}")

@@ -62,7 +62,7 @@ UNDEFENDED = typer.Option(
 
 def show(columns: Sequence[str], rows: Iterable[Mapping[str, object]], left: str) -> None:
     """Print a table with its first columns aligned as in `left`, and all others to the right."""
-    from fedtools.files.tables import format_table
+    from fedtools.core.tables import format_table
 
     cells = [[row[name] for name in columns] for row in rows]
     print(format_table(columns, cells, left + "r" * (len(columns) - len(left))), end="")
@@ -173,7 +173,7 @@ def attack_features(
     from fedtools.attack.figures import COLUMNS
     from fedtools.attack.run import Options
     from fedtools.attack.run import attack_features as run
-    from fedtools.files.config import read_section
+    from fedtools.core.config import read_section
 
     chosen = [name for name in clients.split(",") if name] if clients is not None else []
     if clients is not None and not chosen:
@@ -299,7 +299,7 @@ def a1(
     """
     from fedtools.attack.a1 import attack as run
     from fedtools.attack.verify import COLUMNS
-    from fedtools.files.config import read_section
+    from fedtools.core.config import read_section
 
     options = given_by(read_section(A1, config, "a1", set_), others=others)
     read = read_prints(folders, models, cohort, undefended)
@@ -365,7 +365,7 @@ def a2(
     from fedtools.attack.a2 import attack as run
     from fedtools.attack.verify import COLUMNS
     from fedtools.attack.xvectors import Training
-    from fedtools.files.config import read_section
+    from fedtools.core.config import read_section
 
     options = given_by(read_section(A2, config, "a2", set_), others=others)
     training, setup = (

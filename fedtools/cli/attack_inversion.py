@@ -70,7 +70,7 @@ def inversion(
     from fedtools.attack.inverted_round import ONE, REAL, InversionSetup
     from fedtools.attack.recovered import COLUMNS
     from fedtools.attack.update_inversion import attack as run
-    from fedtools.files.config import read_section
+    from fedtools.core.config import read_section
 
     if len(set(defence)) < len(defence):
         raise typer.BadParameter("the same defence twice", param_hint="--defence")

@@ -50,7 +50,7 @@ def utility(
     """
     from fedtools.attack.utility import UTILITY
     from fedtools.attack.utility import utility as measure
-    from fedtools.files.tables import write_tsv
+    from fedtools.core.tables import write_tsv
 
     if len(set(split)) < len(split):
         raise typer.BadParameter("the same split twice", param_hint="--split")

@@ -66,7 +66,7 @@ def weights(
     from fedtools.attack.verify import COLUMNS
     from fedtools.attack.weights import WeightsSetup
     from fedtools.attack.weights import attack as run
-    from fedtools.files.config import read_section
+    from fedtools.core.config import read_section
 
     if len(experiments) < 2:
         raise typer.BadParameter("at least one experiment and OUT", param_hint="EXP... OUT")

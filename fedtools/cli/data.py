@@ -43,8 +43,8 @@ def partition(
         --scheme dirichlet --clients 10 --alpha 0.5 --by utt2spk
     """
     _check_scheme(scheme, clients, alpha, by, keep_speakers)
-    from fedtools.files.partition import PartitionConfig, partition_data_dir
-    from fedtools.files.tables import format_table
+    from fedtools.core.tables import format_table
+    from fedtools.data.partition import PartitionConfig, partition_data_dir
 
     config = PartitionConfig(
         scheme=scheme,
@@ -99,7 +99,7 @@ def combine_data(
     Example in egs/commonvoice/asr1: fedtools combine-data data/mini/both data/mini/train \
         data/mini/server_train
     """
-    from fedtools.files.datadir import DataDir
+    from fedtools.data.datadir import DataDir
 
     data, left_out = DataDir.combine(out_dir, [DataDir.read(path) for path in data_dirs])
     data.write(remove_others=True)
@@ -144,8 +144,8 @@ def subset_data(
     """
     if sum(option is not None for option in (clients, utterances, speakers, first)) != 1:
         raise typer.BadParameter("give one of --clients, --utterances, --speakers and --first")
-    from fedtools.files.datadir import DataDir, evenly_spread, invert
-    from fedtools.files.errors import UserError
+    from fedtools.core.errors import UserError
+    from fedtools.data.datadir import DataDir, evenly_spread, invert
 
     data = DataDir.read(data_dir)
     if clients is not None:
@@ -153,7 +153,7 @@ def subset_data(
     elif utterances is not None:
         keep = evenly_spread(data.utterances, utterances, "utterances", data_dir)
     elif first is not None:
-        from fedtools.files.subsets import first_of_speakers, rest_of_speakers
+        from fedtools.data.subsets import first_of_speakers, rest_of_speakers
 
         keep = first_of_speakers(data, first)
     else:
@@ -190,7 +190,7 @@ def relabel(
     Example in egs/commonvoice/asr1: fedtools relabel data/mini/test \
         exp/mini/fedavg/seed0/decode_test/text data/mini/test_fixed
     """
-    from fedtools.files.subsets import relabel as work
+    from fedtools.data.subsets import relabel as work
 
     print(work(data_dir, text, out_dir))
 
@@ -213,7 +213,7 @@ def perturb_speed(
     Example in egs/commonvoice/asr1: fedtools perturb-speed data/mini/train data/mini/train_sp \
         --speeds '0.9 1.0 1.1'
     """
-    from fedtools.files.perturb import perturb_speed as perturb
+    from fedtools.data.perturb import perturb_speed as perturb
 
     if not speeds.split():
         raise typer.BadParameter("no speed", param_hint="--speeds")
@@ -241,7 +241,7 @@ def perturb_volume(
     Example in egs/tedlium3/attack1: fedtools perturb-volume data/mini/train_g \
         data/mini/train_g_vol --seed 0
     """
-    from fedtools.files.perturb import perturb_volume as perturb
+    from fedtools.data.perturb import perturb_volume as perturb
 
     if not 0 < low <= high < 1e6:
         raise typer.BadParameter(f"{low} to {high}: two numbers over 0", param_hint="--low")
@@ -269,9 +269,9 @@ def config(
     Example in egs/commonvoice/asr1: fedtools config conf/mini.yaml tokens.vocab_size lm.order
     """
     from fedtools.attack import options as attacks
-    from fedtools.files import sections
-    from fedtools.files.config import from_mapping, lookup, read_yaml
-    from fedtools.files.errors import UserError
+    from fedtools.core import recipe_sections as sections
+    from fedtools.core.config import from_mapping, lookup, read_yaml
+    from fedtools.core.errors import UserError
 
     known = {**sections.SECTIONS, **attacks.SECTIONS}
     content, values = read_yaml(path), []

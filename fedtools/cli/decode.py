@@ -238,10 +238,10 @@ def export(
 
     Example in egs/commonvoice/asr1: fedtools export exp/mini/fedavg/seed0 exp/mini/espnet
     """
+    from fedtools.core.errors import UserError
+    from fedtools.data.symbols import read_tokens
     from fedtools.federation.evaluate import has_average, load_average
     from fedtools.federation.federation import Federation
-    from fedtools.files.errors import UserError
-    from fedtools.files.symbols import read_tokens
     from fedtools.models.adaptation import has_base
     from fedtools.models.adapters import merged
     from fedtools.models.espnet import export_espnet
@@ -279,8 +279,8 @@ def export(
 
 def _export_pretrained(federation: Federation, out: Path, adapters: bool, as_base: bool) -> None:
     """Write the model of an experiment that began with a Hugging Face folder."""
-    from fedtools.files.config import from_mapping
-    from fedtools.files.symbols import BPE_MODEL, TOKEN_TYPE, TOKENS
+    from fedtools.core.config import from_mapping
+    from fedtools.data.symbols import BPE_MODEL, TOKEN_TYPE, TOKENS
     from fedtools.models.pretrained.export import export_adapters, export_folder
     from fedtools.models.pretrained.folder import open_known
     from fedtools.models.pretrained.options import Pretrained, is_seq2seq

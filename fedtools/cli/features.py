@@ -8,7 +8,7 @@ from typing import Literal, cast
 import typer
 
 from fedtools.cli.app import command, section_option
-from fedtools.files.sections import Clips, Ivectors
+from fedtools.core.recipe_sections import Clips, Ivectors
 
 DATA_DIR = typer.Argument(..., metavar="DATA_DIR", help="A Kaldi data directory.")
 OUT_DIR = typer.Argument(..., metavar="OUT_DIR", help="The data directory to write.")
@@ -139,8 +139,8 @@ def pack_clips(
         data/mini/noise.scp
     """
     from fedtools.audio.pack import pack_clips
-    from fedtools.files.clips import RATE
-    from fedtools.files.tables import format_table
+    from fedtools.core.tables import format_table
+    from fedtools.data.clips import RATE
 
     done = pack_clips(
         data_dir, folder, classes, noise, max_drop=max_drop, clip_seconds=clip_seconds

@@ -60,9 +60,9 @@ def init(
         --data train=dump/mini/keywords/train --data valid=dump/mini/keywords/valid --data \
         test=dump/mini/keywords/test --seed 1
     """
+    from fedtools.core.config import set_by
     from fedtools.federation.init import init as begin
     from fedtools.federation.init import read_config
-    from fedtools.files.config import set_by
 
     folders = _pairs(data, "--data", "SPLIT=FOLDER"), _pairs(asset, "--asset", "NAME=FOLDER")
     with set_by(set_):
@@ -98,8 +98,8 @@ def methods(
 
     Example in egs/commonvoice/asr1: fedtools methods --task asr
     """
-    from fedtools.files.errors import UserError
-    from fedtools.files.tables import format_table
+    from fedtools.core.errors import UserError
+    from fedtools.core.tables import format_table
     from fedtools.methods import METHODS
     from fedtools.tasks import TASKS
 
@@ -138,7 +138,7 @@ def options(
 
     Example in egs/speechcommands/kws1: fedtools options exp/OPTIONS.md
     """
-    from fedtools.files.atomic import write_text
+    from fedtools.core.atomic import write_text
     from fedtools.report.reference import page as make
 
     if page is None:
@@ -161,9 +161,9 @@ def sample(
 
     Example in egs/commonvoice/asr1: fedtools sample exp/mini/fedavg/seed0 --nj 3
     """
+    from fedtools.core.locks import lock
+    from fedtools.exchange.experiment import Experiment
     from fedtools.federation import steps
-    from fedtools.files.experiment import Experiment
-    from fedtools.files.locks import lock
     from fedtools.methods import make_method
     from fedtools.tasks.facts import check_frozen
 
@@ -212,8 +212,8 @@ def aggregate(experiment: Path = EXPERIMENT, round_: int = ROUND, ngpu: int = NG
 
     Example in egs/commonvoice/asr1: fedtools aggregate exp/mini/fedavg/seed0
     """
+    from fedtools.core.locks import lock
     from fedtools.federation import steps
-    from fedtools.files.locks import lock
 
     federation = open_experiment(experiment, ngpu)
     with lock(experiment, "rounds"):
@@ -317,9 +317,9 @@ def evaluate(
 
     Example in egs/commonvoice/asr1: fedtools evaluate exp/mini/fedavg/seed0 --split valid
     """
+    from fedtools.core.tables import format_table
+    from fedtools.data.units import read_unit
     from fedtools.federation.evaluate import evaluate as measure
-    from fedtools.files.tables import format_table
-    from fedtools.files.units import read_unit
 
     federation = open_experiment(experiment, ngpu)
     last = federation.experiment.last_round()
@@ -407,7 +407,7 @@ def device_of(ngpu: int, local: int | None = None) -> str:
     import torch
 
     if not torch.cuda.is_available():
-        from fedtools.files.errors import UserError
+        from fedtools.core.errors import UserError
 
         raise UserError("--ngpu 1, but torch sees no GPU", remedy="use --ngpu 0")
     return "cuda" if local is None else f"cuda:{local % torch.cuda.device_count()}"

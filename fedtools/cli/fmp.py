@@ -27,8 +27,8 @@ def _kinds() -> dict[str, Any]:
     """Return name -> type for all options that a sweep can set."""
     from typing import get_type_hints
 
+    from fedtools.exchange.options import Rounds
     from fedtools.federation.sweep import GROUPS, ROUNDS, SPAN
-    from fedtools.files.options import Rounds
     from fedtools.lm.reweighting import Weights
     from fedtools.methods.fmp import FMP, Adaptation
     from fedtools.privacy.options import Privacy
@@ -42,7 +42,7 @@ def _kinds() -> dict[str, Any]:
 
 def _values(texts: Sequence[str], several: bool) -> dict[str, Any]:
     """Parse OPTION=VALUE or OPTION=A,B,... as YAML; raise a usage error for an unknown option."""
-    from fedtools.files.config import checked, override
+    from fedtools.core.config import checked, override
 
     known, found = _kinds(), {}
     for text in texts:
@@ -62,8 +62,8 @@ def _values(texts: Sequence[str], several: bool) -> dict[str, Any]:
 
 def _grid(texts: Sequence[str], config: Path | None, section: str | None) -> dict[str, Any]:
     """Return the values of each option to vary, from a section of a YAML file and from --vary."""
-    from fedtools.files.config import checked, lookup, option_error, unknown
-    from fedtools.files.errors import UserError
+    from fedtools.core.config import checked, lookup, option_error, unknown
+    from fedtools.core.errors import UserError
 
     if (config is None) != (section is None):
         raise typer.BadParameter("goes with --config, and only with it", param_hint="--section")
@@ -174,8 +174,8 @@ def rescore_sweep(
     Example in egs/ami/rescore1: fedtools rescore-sweep exp/mini/nnlm/seed0/stream_eval \
         exp/mini/sweep.tsv --vary scale=0,0.5,1 --set rounds=5
     """
+    from fedtools.core.tables import format_table
     from fedtools.federation.sweep import sweep
-    from fedtools.files.tables import format_table
 
     grid = _grid(vary, config, section)
     rows = sweep(stream, out, _values(fixed, False), grid, seed, draws)
@@ -224,9 +224,9 @@ def rescore_rows(
     """
     from functools import partial
 
+    from fedtools.core.config import lookup
+    from fedtools.core.errors import UserError
     from fedtools.federation import rows as work
-    from fedtools.files.config import lookup
-    from fedtools.files.errors import UserError
 
     listed = lookup(config, section)
     if not isinstance(listed, dict) or not listed:
@@ -309,9 +309,9 @@ def rescore_best(
     Example in egs/ami/rescore1: fedtools rescore-best exp/mini/fmp10/seed0 \
         exp/mini/fmp10/seed0/best
     """
+    from fedtools.data.ark import write_ark
+    from fedtools.data.datadir import byte_order, write_table
     from fedtools.federation.evaluate import best_text
-    from fedtools.files.ark import write_ark
-    from fedtools.files.datadir import byte_order, write_table
     from fedtools.tasks.parts import MARGINALS
 
     federation = open_experiment(experiment, ngpu)
@@ -340,8 +340,8 @@ def privacy(
 
     Example in egs/ami/rescore1: fedtools privacy exp/mini/fmp-laplace-utterance-8/seed0
     """
+    from fedtools.core.tables import format_table
     from fedtools.federation.spending import write_spending
-    from fedtools.files.tables import format_table
     from fedtools.privacy.ledger import COLUMNS, LEVELS
 
     found = write_spending(experiments)

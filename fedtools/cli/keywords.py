@@ -62,8 +62,8 @@ def detection(
 
     Example in egs/speechcommands/kws1: fedtools detection exp/mini/keywords/dscnn/fedavg/seed0
     """
+    from fedtools.core.tables import format_table
     from fedtools.federation.detection import measure_detection
-    from fedtools.files.tables import format_table
     from fedtools.score.detection import COLUMNS, DEFINITION
 
     rows = {path: measure_detection(open_experiment(path, ngpu), split) for path in experiments}
@@ -104,9 +104,9 @@ def false_alarms(
         exp/mini/keywords/dscnn/fedavg/seed0 --data an4=/corpora/an4/test --leave-out know,write
     """
     from fedtools.cli.report import pair
+    from fedtools.core.tables import format_table
+    from fedtools.data.datadir import check_id
     from fedtools.federation.running_speech import COLUMNS, count_false_accepts
-    from fedtools.files.datadir import check_id
-    from fedtools.files.tables import format_table
 
     name, folder = pair(data, "--data", "NAME=DATA_DIR")
     check_id(name, "the name")

@@ -8,7 +8,7 @@ from typing import Literal
 import typer
 
 from fedtools.cli.app import command, section_option
-from fedtools.files.sections import Denominator, Ngram, Tokens, TokenType
+from fedtools.core.recipe_sections import Denominator, Ngram, Tokens, TokenType
 
 Unit = Literal["word", "token"]
 
@@ -84,7 +84,7 @@ def train_lm(
     if not re.fullmatch(r"[1-9]\d*[%bKMGT]", memory):
         raise typer.BadParameter("a number and one of % b K M G T", param_hint="--memory")
 
-    from fedtools.files.tables import format_table
+    from fedtools.core.tables import format_table
     from fedtools.lm.ngram import perplexity, train_ngram
     from fedtools.lm.tokens import Tokenizer
 
@@ -126,8 +126,8 @@ def train_denominator(
     Example in egs/tedlium3/attack1: fedtools train-denominator data/mini/train_g/text \
         exp/mini/tokens exp/mini/denominator
     """
-    from fedtools.files.datadir import read_transcripts
-    from fedtools.files.errors import UserError
+    from fedtools.core.errors import UserError
+    from fedtools.data.datadir import read_transcripts
     from fedtools.lm.tokens import Tokenizer
     from fedtools.models.lfmmi import lattice
 

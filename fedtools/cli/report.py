@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from fedtools.cli.app import command, section_option
-from fedtools.files.sections import Bootstrap
+from fedtools.core.recipe_sections import Bootstrap
 
 if TYPE_CHECKING:
     from fedtools.report.page import Row
@@ -279,7 +279,7 @@ def show_command(
 
     Example in egs/commonvoice/asr1: fedtools show exp/mini/fedavg/seed0
     """
-    from fedtools.files.experiment import Experiment
+    from fedtools.exchange.experiment import Experiment
     from fedtools.report.clients import clients_table
     from fedtools.report.results import cost_table
 

@@ -159,8 +159,8 @@ def import_nbest(
     Example in egs/ami/rescore1: fedtools import-nbest espnet decode_eval exp/mini/espnet_eval \
         --normalise lower
     """
+    from fedtools.data.languages import is_language
     from fedtools.decode.foreign import import_espnet, import_kaldi
-    from fedtools.files.languages import is_language
 
     if not 0 < acoustic_scale < float("inf"):
         raise typer.BadParameter("a number over 0", param_hint="--acoustic-scale")

@@ -13,9 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedtools.client.objective import Objective
 from fedtools.client.trainer import Trainer, finite
 from fedtools.client.unit import Models, Source, Trained, Unit
-from fedtools.files.private import PERSONAL_STATE, Private, save_each
-from fedtools.files.sent_features import sent_names
-from fedtools.files.states import spec_of
+from fedtools.exchange.private import PERSONAL_STATE, Private, save_each
+from fedtools.exchange.sent_features import sent_names
+from fedtools.exchange.states import spec_of
 from fedtools.models.training import load_model
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedtools.client.client import Client
 from fedtools.client.objective import Objective
 from fedtools.client.unit import Trained
-from fedtools.files.seeds import seed64
+from fedtools.core.seeds import seed64
 from fedtools.models.asr import losses
 from fedtools.models.extractor import Cut
 from fedtools.models.pooling import pooled

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from fedtools.audio.augment import Augment
-from fedtools.files.config import Natural, NonNegative, Positive, Section, from_mapping
+from fedtools.core.config import Natural, NonNegative, Positive, Section, from_mapping
 from fedtools.models.training import OptimizerName, Training
 
 # Far above any useful value.

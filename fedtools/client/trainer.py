@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from fedtools.client.objective import Objective, State, total
 from fedtools.client.unit import Batch, Batches, Unit
-from fedtools.files.messages import MAX_LOSS
-from fedtools.files.private import Private
-from fedtools.files.progress import Progress
-from fedtools.files.states import load_state
+from fedtools.core.progress import Progress
+from fedtools.exchange.messages import MAX_LOSS
+from fedtools.exchange.private import Private
+from fedtools.exchange.states import load_state
 from fedtools.models.training import (
     DTYPES,
     Training,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from fedtools.files.private import Private
-from fedtools.files.seeds import seed64
+from fedtools.core.seeds import seed64
+from fedtools.exchange.private import Private
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtools.core.config import AboveZero, NonNegative, Positive
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import read_words
+from fedtools.data.nbest import Hypothesis
+from fedtools.data.symbols import SPACE, warn_of_unknown
 from fedtools.decode.greedy import refuse_nan
-from fedtools.files.config import AboveZero, NonNegative, Positive
-from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis
-from fedtools.files.symbols import SPACE, warn_of_unknown
-from fedtools.files.text_files import read_words
 from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.tokens import Tokenizer
 

@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtools.files.datadir import check_id
-from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis, write_nbest
-from fedtools.files.spoken import lower, upper
-from fedtools.files.symbols import UNKNOWN, check_sentence, words_of
-from fedtools.files.text_files import stream_lines
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import stream_lines
+from fedtools.data.datadir import check_id
+from fedtools.data.nbest import Hypothesis, write_nbest
+from fedtools.data.symbols import UNKNOWN, check_sentence, words_of
+from fedtools.data.written_to_spoken import lower, upper
 
 _RANKED = re.compile(r"(?P<utterance>.+)-(?P<rank>[1-9][0-9]{0,8})")
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 
 
 def greedy(log_probs: ArrayLike, lengths: ArrayLike, blank: int = 0) -> list[list[int]]:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtools.core.config import from_mapping, read_yaml, write_yaml
+from fedtools.core.errors import UserError
+from fedtools.data.datadir import DataDir, byte_order, write_table
+from fedtools.data.nbest import Hypothesis, best_text, read_nbest, write_nbest
+from fedtools.data.units import WORD, Unit, read_unit
 from fedtools.decode.repetition import repeats
-from fedtools.files.config import from_mapping, read_yaml, write_yaml
-from fedtools.files.datadir import DataDir, byte_order, write_table
-from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis, best_text, read_nbest, write_nbest
-from fedtools.files.units import WORD, Unit, read_unit
 from fedtools.score.align import count_errors
 
 # Values that `tune` tries on validation data; on N-best lists the whole grid takes seconds.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from fedtools.core.errors import UserError
 from fedtools.federation.federation import Federation
 from fedtools.federation.init import init
-from fedtools.files.errors import UserError
 from fedtools.models.adaptation import has_base
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from fedtools.core.tables import write_tsv
+from fedtools.data.ark import write_ark
+from fedtools.data.clips import Clips
+from fedtools.data.datadir import byte_order, write_table
 from fedtools.federation.federation import Federation
-from fedtools.files.ark import write_ark
-from fedtools.files.clips import Clips
-from fedtools.files.datadir import byte_order, write_table
-from fedtools.files.tables import write_tsv
 from fedtools.score.bootstrap import ALL
 from fedtools.score.detection import NEGATIVE
 from fedtools.score.last_evaluations import CLIP, SPEAKER_COLUMNS, last_of

@@ -18,12 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedtools.files.atomic import sha256
-from fedtools.files.config import declared, freeze, read_yaml
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.options import Options
-from fedtools.files.registry import own_folders
+from fedtools.core.atomic import sha256
+from fedtools.core.config import declared, freeze, read_yaml
+from fedtools.core.errors import UserError
+from fedtools.core.registry import own_folders
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.options import Options
 from fedtools.methods import sections_of
 from fedtools.methods.base import Method
 from fedtools.tasks.base import Task

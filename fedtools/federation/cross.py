@@ -6,14 +6,14 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedtools.core.atomic import write_text
+from fedtools.core.errors import UserError
+from fedtools.core.progress import counted
+from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.core.text_files import read_lines
+from fedtools.data.units import CHARACTER, WORD, Unit, read_unit
 from fedtools.federation.evaluate import load_average
 from fedtools.federation.federation import Federation
-from fedtools.files.atomic import write_text
-from fedtools.files.errors import UserError
-from fedtools.files.progress import counted
-from fedtools.files.tables import read_tsv, write_tsv
-from fedtools.files.text_files import read_lines
-from fedtools.files.units import CHARACTER, WORD, Unit, read_unit
 from fedtools.tasks.parts import CORPUS, MEASURED
 
 
@@ -28,7 +28,7 @@ def cross(
     """Write the WER of every client's averaged model on every client's utterances.
 
     Decoding is greedy. Languages written without spaces have CER instead of WER
-    (`fedtools.files.units`). Figure 3 of Zhu et al. (Interspeech 2022) shows these rates.
+    (`fedtools.data.units`). Figure 3 of Zhu et al. (Interspeech 2022) shows these rates.
 
     Args:
         experiments: experiments with their names, in which {} stands for the method's title.

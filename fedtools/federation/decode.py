@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedtools.core.atomic import sha256
+from fedtools.core.config import from_mapping, read_yaml, write_yaml
+from fedtools.core.errors import UserError, some
+from fedtools.core.progress import Count
+from fedtools.data.datadir import DataDir, byte_order
+from fedtools.data.nbest import Hypothesis, write_nbest
+from fedtools.data.symbols import words_of
 from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
 from fedtools.decode.greedy import greedy
 from fedtools.federation.evaluate import has_average, load_average
 from fedtools.federation.federation import Federation
-from fedtools.files.atomic import sha256
-from fedtools.files.config import from_mapping, read_yaml, write_yaml
-from fedtools.files.datadir import DataDir, byte_order
-from fedtools.files.errors import UserError, some
-from fedtools.files.nbest import Hypothesis, write_nbest
-from fedtools.files.progress import Count
-from fedtools.files.symbols import words_of
 from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.private_words import read_phrases
 from fedtools.lm.tokens import Tokenizer

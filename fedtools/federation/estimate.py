@@ -9,12 +9,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtools.core.errors import UserError
+from fedtools.exchange.experiment import Experiment
 from fedtools.federation.evaluate import evaluate
 from fedtools.federation.federation import Federation
 from fedtools.federation.rounds import trainer
 from fedtools.federation.steps import aggregate, sample
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
 
 # The second round is timed: the first also reads data, and fills caches.
 TIMED = 2

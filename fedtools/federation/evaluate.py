@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtools.core.errors import UserError
+from fedtools.core.events import write_scalars
+from fedtools.core.locks import lock
+from fedtools.core.progress import counted
+from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.exchange.private import make_private
+from fedtools.exchange.states import check_finite, load_state, save_state
 from fedtools.federation.evaluations import read_evaluation, write_averaged
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
-from fedtools.files.events import write_scalars
-from fedtools.files.locks import lock
-from fedtools.files.private import make_private
-from fedtools.files.progress import counted
-from fedtools.files.states import check_finite, load_state, save_state
-from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.adaptation import OF_PRODUCTS, combine_of
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.parts import RESCORED
@@ -40,7 +40,7 @@ def evaluate(
 
     Returns:
         the rows of the file, see `Facts.header`; loss in nats per utterance, rates in %. The words
-        of languages written without spaces are characters (`fedtools.files.units`).
+        of languages written without spaces are characters (`fedtools.data.units`).
     """
     experiment = federation.experiment
     path, facts = experiment.evaluation(split), federation.facts

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.messages import find_messages
-from fedtools.files.tables import count, read_tsv, write_tsv
+from fedtools.core.errors import UserError
+from fedtools.core.tables import count, read_tsv, write_tsv
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.messages import find_messages
 from fedtools.tasks import facts_of
 from fedtools.tasks.facts import Facts, data_of
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedtools.core.errors import UserError
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.messages import Payload, Report
+from fedtools.exchange.private import Private, do_together
+from fedtools.exchange.states import as_array
+from fedtools.exchange.values import of_model
 from fedtools.federation.code import check_code
 from fedtools.federation.states import States
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.messages import Payload, Report
-from fedtools.files.private import Private, do_together
-from fedtools.files.states import as_array
-from fedtools.files.values import of_model
 from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Phase
 from fedtools.tasks import facts_of

@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtools.federation.code import CODE, defaults_of, kinds_of, own_files, write_code
-from fedtools.files.atomic import atomic_path, sha256
-from fedtools.files.config import (
+from fedtools.core.atomic import atomic_path, sha256
+from fedtools.core.config import (
     freeze,
     from_mapping,
     merge,
@@ -20,17 +19,18 @@ from fedtools.files.config import (
     read_yaml,
     unknown,
 )
-from fedtools.files.datadir import byte_order, check_id
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment, write_clients, write_sums
-from fedtools.files.locks import lock
-from fedtools.files.options import NAMES, Options
-from fedtools.files.private import make_private
-from fedtools.files.provenance import record
-from fedtools.files.sections import SECTIONS
-from fedtools.files.seeds import seed64
-from fedtools.files.states import row_bytes, save_state, spec_of
-from fedtools.files.tables import size_text
+from fedtools.core.errors import UserError
+from fedtools.core.locks import lock
+from fedtools.core.provenance import record
+from fedtools.core.recipe_sections import SECTIONS
+from fedtools.core.seeds import seed64
+from fedtools.core.tables import size_text
+from fedtools.data.datadir import byte_order, check_id
+from fedtools.exchange.experiment import Experiment, write_clients, write_sums
+from fedtools.exchange.options import NAMES, Options
+from fedtools.exchange.private import make_private
+from fedtools.exchange.states import row_bytes, save_state, spec_of
+from fedtools.federation.code import CODE, defaults_of, kinds_of, own_files, write_code
 from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Method
 from fedtools.models.adaptation import BASE, has_base
@@ -66,7 +66,7 @@ def init(
     Args:
         path: the folder of the experiment.
         method: a name in `fedtools.methods.METHODS`.
-        config: the other `fedtools.files.options.Options`.
+        config: the other `fedtools.exchange.options.Options`.
         where: the source of `config`, for messages.
         data: split -> data directory, for keyword spotting a folder of `fedtools pack-clips`;
             "train" defines the clients.

@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtools.core.atomic import is_running, machine, write_text
+from fedtools.core.errors import UserError
+from fedtools.exchange.experiment import Experiment
 from fedtools.federation.federation import Federation
 from fedtools.federation.steps import train_local
-from fedtools.files.atomic import is_running, machine, write_text
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
 
 # The variables in which launchers give a process its rank, the number of ranks, and its rank on the
 # machine.

@@ -19,15 +19,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from fedtools.core.errors import UserError
+from fedtools.core.locks import lock
+from fedtools.core.progress import Lines
+from fedtools.core.signals import uninterrupted
+from fedtools.data.units import read_unit
 from fedtools.federation.evaluate import evaluate
 from fedtools.federation.federation import Federation
 from fedtools.federation.ranks import Rank, follow, lead
 from fedtools.federation.steps import aggregate, sample, tidy, train_local
-from fedtools.files.errors import UserError
-from fedtools.files.locks import lock
-from fedtools.files.progress import Lines
-from fedtools.files.signals import uninterrupted
-from fedtools.files.units import read_unit
 
 # Function that trains the clients of all jobs of a round: (round, number of jobs).
 Train = Callable[[int, int], None]

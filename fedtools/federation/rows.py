@@ -26,15 +26,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedtools.core.config import from_mapping
+from fedtools.core.errors import UserError
+from fedtools.core.seeds import generator
+from fedtools.core.tables import write_tsv
+from fedtools.core.text_files import read_words
+from fedtools.data.datadir import read_table
+from fedtools.data.symbols import words_of
 from fedtools.federation.simulation import Control, simulate
 from fedtools.federation.sweep import Setting, Sweep, setting_of
-from fedtools.files.config import from_mapping
-from fedtools.files.datadir import read_table
-from fedtools.files.errors import UserError
-from fedtools.files.seeds import generator
-from fedtools.files.symbols import words_of
-from fedtools.files.tables import write_tsv
-from fedtools.files.text_files import read_words
 from fedtools.lm.ngram import read_sentences
 from fedtools.lm.reweighting import Lists
 from fedtools.lm.stream import spoken

@@ -12,13 +12,13 @@ import torch
 
 from fedtools.audio.features import audio_places, client_order
 from fedtools.audio.pack import clip_wave
+from fedtools.core.errors import UserError
+from fedtools.core.progress import counted
+from fedtools.core.tables import write_tsv
+from fedtools.data.clips import RATE
+from fedtools.data.datadir import DataDir
 from fedtools.federation.clip_scores import logits_after
 from fedtools.federation.federation import Federation
-from fedtools.files.clips import RATE
-from fedtools.files.datadir import DataDir
-from fedtools.files.errors import UserError
-from fedtools.files.progress import counted
-from fedtools.files.tables import write_tsv
 from fedtools.models.keywords import inputs_of
 from fedtools.score.detection import AN_HOUR, NEGATIVE, peaks, rejects_at, scores_of
 from fedtools.tasks.parts import CLIPS, HEAR

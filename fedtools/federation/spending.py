@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedtools.core.errors import UserError, some
+from fedtools.core.tables import write_tsv
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError, some
-from fedtools.files.tables import write_tsv
 from fedtools.privacy.ledger import COLUMNS, FILE, LEVELS, Spent, together
 from fedtools.privacy.record import FIXED_WARNING, Row
 from fedtools.tasks.parts import PROTECTION

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fedtools.files.experiment import Experiment
-from fedtools.files.ledger import read_round
-from fedtools.files.messages import COUNTED
-from fedtools.files.private import PERSONAL_STATE
-from fedtools.files.states import Spec, load_state
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.ledger import read_round
+from fedtools.exchange.messages import COUNTED
+from fedtools.exchange.private import PERSONAL_STATE
+from fedtools.exchange.states import Spec, load_state
 from fedtools.methods.base import GIVEN, PERSONAL, SHARED, Method
 from fedtools.tasks.base import MissingData
 

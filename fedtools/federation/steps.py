@@ -14,16 +14,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedtools.federation.evaluations import read_evaluation
-from fedtools.federation.federation import Federation
-from fedtools.files.atomic import remove
-from fedtools.files.errors import UserError, some
-from fedtools.files.events import step_of, write_scalars
-from fedtools.files.experiment import Experiment, RoundFolder
-from fedtools.files.ledger import SERVER_ROW, LedgerRow, write_ledger
-from fedtools.files.locks import lock
-from fedtools.files.message_writer import MessageWriter, job_complete
-from fedtools.files.messages import (
+from fedtools.core.atomic import remove
+from fedtools.core.errors import UserError, some
+from fedtools.core.events import step_of, write_scalars
+from fedtools.core.locks import lock
+from fedtools.core.tables import write_tsv
+from fedtools.exchange.experiment import Experiment, RoundFolder
+from fedtools.exchange.ledger import SERVER_ROW, LedgerRow, write_ledger
+from fedtools.exchange.message_writer import MessageWriter, job_complete
+from fedtools.exchange.messages import (
     COLLAPSED,
     OK,
     Message,
@@ -34,8 +33,9 @@ from fedtools.files.messages import (
     status_of,
     sums_of,
 )
-from fedtools.files.private import Private
-from fedtools.files.tables import write_tsv
+from fedtools.exchange.private import Private
+from fedtools.federation.evaluations import read_evaluation
+from fedtools.federation.federation import Federation
 from fedtools.methods.base import Method
 from fedtools.server.sample import draw
 from fedtools.server.server import Round, Server

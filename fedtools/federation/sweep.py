@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtools.core.config import from_mapping, write_yaml
+from fedtools.core.errors import UserError
+from fedtools.core.recipe_sections import Bootstrap
+from fedtools.core.tables import write_tsv
+from fedtools.data.symbols import words_of
 from fedtools.federation.simulation import simulate_draws
-from fedtools.files.config import from_mapping, write_yaml
-from fedtools.files.errors import UserError
-from fedtools.files.sections import Bootstrap
-from fedtools.files.symbols import words_of
-from fedtools.files.tables import write_tsv
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.lm.word_scores import NBEST, Rescored

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.errors import UserError
-from fedtools.files.symbols import warn_of_unknown, words_of
+from fedtools.core.errors import UserError
+from fedtools.data.symbols import warn_of_unknown, words_of
 from fedtools.lm.ngram import NgramFolder
 
 _LN10 = math.log(10)

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.ark import FeatureReader, write_ark
-from fedtools.files.atomic import atomic_write, sha256
-from fedtools.files.config import read_yaml, write_yaml
-from fedtools.files.datadir import byte_order, write_table
-from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis, read_nbest
-from fedtools.files.progress import Count
-from fedtools.files.symbols import warn_of_unknown
-from fedtools.files.text_files import open_input
+from fedtools.core.atomic import atomic_write, sha256
+from fedtools.core.config import read_yaml, write_yaml
+from fedtools.core.errors import UserError
+from fedtools.core.progress import Count
+from fedtools.core.text_files import open_input
+from fedtools.data.ark import FeatureReader, write_ark
+from fedtools.data.datadir import byte_order, write_table
+from fedtools.data.nbest import Hypothesis, read_nbest
+from fedtools.data.symbols import warn_of_unknown
 from fedtools.lm.density import score_hypotheses
 from fedtools.lm.nnlm import MODEL, Nnlm, require_model
 from fedtools.lm.prefixes import make_tree, score_tree

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedtools.files.atomic import atomic_path, scratch_dir, sha256, write_text
-from fedtools.files.config import read_yaml, write_yaml
-from fedtools.files.datadir import byte_order, read_transcripts
-from fedtools.files.errors import UserError
-from fedtools.files.symbols import UNKNOWN, check_sentence, nfc, warn_of_unknown, words_of
-from fedtools.files.text_files import decode, open_input, stream_lines
+from fedtools.core.atomic import atomic_path, scratch_dir, sha256, write_text
+from fedtools.core.config import read_yaml, write_yaml
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import decode, open_input, stream_lines
+from fedtools.data.datadir import byte_order, read_transcripts
+from fedtools.data.symbols import UNKNOWN, check_sentence, nfc, warn_of_unknown, words_of
 from fedtools.lm.tokens import Tokenizer
 
 UNITS = ("word", "token")

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from fedtools.files.config import from_mapping, read_yaml
-from fedtools.files.errors import UserError
-from fedtools.files.states import check_finite, load_state, spec_of
+from fedtools.core.config import from_mapping, read_yaml
+from fedtools.core.errors import UserError
+from fedtools.exchange.states import check_finite, load_state, spec_of
 from fedtools.lm.vocabulary import Vocabulary, read_unigram
 from fedtools.models.nnlm import NnlmOptions, build_nnlm
 from fedtools.models.training import load_model

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedtools.files.atomic import sha256
-from fedtools.files.config import Natural, Positive, freeze, from_mapping, read_yaml
-from fedtools.files.errors import UserError
-from fedtools.files.locks import lock
-from fedtools.files.progress import Count
-from fedtools.files.seeds import generator, seed64
-from fedtools.files.states import load_state, save_state
-from fedtools.files.symbols import warn_of_unknown
-from fedtools.files.tables import write_tsv
+from fedtools.core.atomic import sha256
+from fedtools.core.config import Natural, Positive, freeze, from_mapping, read_yaml
+from fedtools.core.errors import UserError
+from fedtools.core.locks import lock
+from fedtools.core.progress import Count
+from fedtools.core.seeds import generator, seed64
+from fedtools.core.tables import write_tsv
+from fedtools.data.symbols import warn_of_unknown
+from fedtools.exchange.states import load_state, save_state
 from fedtools.lm.ngram import read_sentences
 from fedtools.lm.nnlm import CONFIG, MODEL, Nnlm, network_options, require_model
 from fedtools.lm.vocabulary import (
@@ -352,7 +352,7 @@ class _Run:
         self._write_history()
 
     def _finished(self) -> list[tuple[float, float]]:
-        from fedtools.files.tables import read_tsv
+        from fedtools.core.tables import read_tsv
 
         # A kill after the model was written leaves the state behind.
         (self.out / STATE).unlink(missing_ok=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.datadir import check_id
-from fedtools.files.errors import UserError
-from fedtools.files.symbols import is_unknown, words_of
-from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.data.datadir import check_id
+from fedtools.data.symbols import is_unknown, words_of
 
 COLUMNS = ("client", "phrase")
 # Marks the end of a phrase in a trie.

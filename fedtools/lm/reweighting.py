@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.config import NonNegative
-from fedtools.files.errors import UserError
+from fedtools.core.config import NonNegative
+from fedtools.core.errors import UserError
 from fedtools.lm.vocabulary import END_ID
 from fedtools.lm.word_scores import Rescored
 

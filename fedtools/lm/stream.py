@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.atomic import atomic_path, write_text
-from fedtools.files.datadir import DataDir, parse_segment, read_table, write_table
-from fedtools.files.errors import UserError
-from fedtools.files.text_files import read_lines
+from fedtools.core.atomic import atomic_path, write_text
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import read_lines
+from fedtools.data.datadir import DataDir, parse_segment, read_table, write_table
 from fedtools.lm.private_words import covered_words, rare_words, read_phrases, write_phrases
 from fedtools.lm.vocabulary import UNIGRAM, WORDS
 from fedtools.lm.word_scores import (

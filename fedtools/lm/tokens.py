@@ -1,4 +1,4 @@
-"""Tokens: characters, BPE or words; `fedtools.files.symbols` describes their folder."""
+"""Tokens: characters, BPE or words; `fedtools.data.symbols` describes their folder."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from fedtools.files.datadir import read_transcripts
-from fedtools.files.errors import UserError, some
-from fedtools.files.symbols import (
+from fedtools.core.errors import UserError, some
+from fedtools.data.datadir import read_transcripts
+from fedtools.data.symbols import (
     BLANK,
     BPE,
     CHAR,

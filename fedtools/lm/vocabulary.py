@@ -22,11 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.atomic import write_text
-from fedtools.files.errors import UserError
-from fedtools.files.symbols import END, START, UNKNOWN, check_sentence, nfc, words_of
-from fedtools.files.tables import count, read_tsv, write_tsv
-from fedtools.files.text_files import read_words
+from fedtools.core.atomic import write_text
+from fedtools.core.errors import UserError
+from fedtools.core.tables import count, read_tsv, write_tsv
+from fedtools.core.text_files import read_words
+from fedtools.data.symbols import END, START, UNKNOWN, check_sentence, nfc, words_of
 
 WORDS, UNIGRAM = "words.txt", "unigram.tsv"
 END_ID, UNKNOWN_ID = 0, 1

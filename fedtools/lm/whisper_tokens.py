@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtools.files.errors import UserError
-from fedtools.files.json_files import read_object
-from fedtools.files.languages import main_code
-from fedtools.files.symbols import nfc
+from fedtools.core.errors import UserError
+from fedtools.core.json_files import read_object
+from fedtools.data.languages import main_code
+from fedtools.data.symbols import nfc
 
 FILES = ("tokenizer.json", "generation_config.json")
 # How Whisper writes a time.

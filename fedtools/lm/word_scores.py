@@ -1,6 +1,6 @@
 """N-best lists with a log-probability for every word, in a folder that `fedtools rescore` wrote.
 
-    nbest.tsv     the lists that were scored (see fedtools/files/nbest.py)
+    nbest.tsv     the lists that were scored (see fedtools/data/nbest.py)
     nnlm.scp/ark  one matrix (words, 1) for each utterance, float32 natural logarithms: hypothesis
                   after hypothesis in the order of their ranks, of each its words and then `</s>`
     words.txt     the model's vocabulary; a word that is not in it has the probability of `<unk>`
@@ -21,13 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.ark import FeatureReader
-from fedtools.files.atomic import sha256
-from fedtools.files.config import read_yaml
-from fedtools.files.datadir import read_table
-from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis, read_nbest
-from fedtools.files.symbols import check_sentence, warn_of_unknown, words_of
+from fedtools.core.atomic import sha256
+from fedtools.core.config import read_yaml
+from fedtools.core.errors import UserError
+from fedtools.data.ark import FeatureReader
+from fedtools.data.datadir import read_table
+from fedtools.data.nbest import Hypothesis, read_nbest
+from fedtools.data.symbols import check_sentence, warn_of_unknown, words_of
 from fedtools.lm.vocabulary import END_ID, UNIGRAM, UNKNOWN_ID, WORDS, Vocabulary, read_unigram
 
 NBEST, NNLM, NGRAM, MADE_FROM = "nbest.tsv", "nnlm.scp", "ngram.scp", "nnlm.yaml"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtools.files.config import from_mapping
-from fedtools.files.registry import Registry, undeclared
+from fedtools.core.config import from_mapping
+from fedtools.core.registry import Registry, undeclared
 
 if TYPE_CHECKING:
     from fedtools.methods.base import Method

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NewType
 
 import numpy as np
 
-from fedtools.files.config import Natural, NonNegative, Positive
-from fedtools.files.messages import Payload
-from fedtools.files.states import Spec
-from fedtools.files.values import STATISTICS
+from fedtools.core.config import Natural, NonNegative, Positive
+from fedtools.exchange.messages import Payload
+from fedtools.exchange.states import Spec
+from fedtools.exchange.values import STATISTICS
 from fedtools.models.adaptation import DELTA, combine_of
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt, Le
 
-from fedtools.files.config import Natural, NonNegative, Positive
-from fedtools.files.messages import Payload
+from fedtools.core.config import Natural, NonNegative, Positive
+from fedtools.exchange.messages import Payload
 from fedtools.methods import METHODS
 from fedtools.methods.base import FEATURES, MODEL, PERSONAL, Extracted, Method, Phase, TaskPart
 

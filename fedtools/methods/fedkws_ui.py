@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 
-from fedtools.files.config import Natural, NonNegative, Share
+from fedtools.core.config import Natural, NonNegative, Share
 from fedtools.methods import METHODS
 from fedtools.methods.base import LABELS, MODEL, TaskPart
 from fedtools.methods.fedavg import FedAvg

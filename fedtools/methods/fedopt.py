@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from fedtools.files.config import AboveZero, Share
+from fedtools.core.config import AboveZero, Share
 from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
 

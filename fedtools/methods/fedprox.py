@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedtools.files.config import NonNegative
+from fedtools.core.config import NonNegative
 from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
 

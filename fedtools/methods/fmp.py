@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from fedtools.client.unit import Trained
-from fedtools.files.config import AboveZero, NonNegative, Section, from_mapping
+from fedtools.core.config import AboveZero, NonNegative, Section, from_mapping
 from fedtools.lm.reweighting import Weights
 from fedtools.methods import METHODS
 from fedtools.methods.base import COUNTS, Method, Phase, TaskPart

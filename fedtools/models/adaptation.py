@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from fedtools.files.config import AboveZero, Positive
+from fedtools.core.config import AboveZero, Positive
 
 # Suffixes of an adapter's tensors: its factors, and the matrix that the server adds to the weight.
 FACTORS = (".lora_a", ".lora_b")

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedtools.files.config import checked, option_error, unknown
-from fedtools.files.errors import UserError
+from fedtools.core.config import checked, option_error, unknown
+from fedtools.core.errors import UserError
 from fedtools.models.criteria import Criterion, Ctc, LatticeFree
 from fedtools.models.padding import keep_to_own_frames
 from fedtools.models.padding import positions as positions_of

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedtools.files.config import from_mapping, option_error
-from fedtools.files.errors import UserError
-from fedtools.files.states import check_finite, load_state, spec_of
-from fedtools.files.values import check_values, of_model
+from fedtools.core.config import from_mapping, option_error
+from fedtools.core.errors import UserError
+from fedtools.exchange.states import check_finite, load_state, spec_of
+from fedtools.exchange.values import check_values, of_model
 from fedtools.models.adaptation import Adapt
 from fedtools.models.adapters import adapt
 from fedtools.models.training import load_model

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtools.files.atomic import atomic_path, atomic_write
-from fedtools.files.config import option_error, read_yaml, write_yaml
-from fedtools.files.errors import UserError
-from fedtools.files.states import check_spec, save_state, spec_of
-from fedtools.files.symbols import (
+from fedtools.core.atomic import atomic_path, atomic_write
+from fedtools.core.config import option_error, read_yaml, write_yaml
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import read_bytes, read_lines
+from fedtools.data.symbols import (
     BLANK,
     BPE,
     BPE_MODEL,
@@ -29,7 +29,7 @@ from fedtools.files.symbols import (
     check_tokens,
     write_tokens,
 )
-from fedtools.files.text_files import read_bytes, read_lines
+from fedtools.exchange.states import check_spec, save_state, spec_of
 from fedtools.models.asr import INPUT_SIZE, KEYS, build_model
 from fedtools.models.torch_files import load_tensors
 
@@ -66,7 +66,7 @@ def export_espnet(
         out: folder to create.
         config: the experiment's `model` section.
         state: the state of the full model.
-        tokens, token_type, bpe_model: as returned by `fedtools.files.symbols.read_tokens`.
+        tokens, token_type, bpe_model: as returned by `fedtools.data.symbols.read_tokens`.
 
     Returns:
         paths of the configuration and of the model file.
@@ -103,7 +103,7 @@ def import_espnet(config_path: str | Path, model_path: str | Path, out: str | Pa
     """Import the encoder and the CTC layer of an ESPnet model; names and shapes have to match.
 
     Writes `OUT/model.safetensors` for `fedtools init --start`, `OUT/model.yaml` for its
-    configuration, and the tokens in the format of `fedtools.files.symbols`.
+    configuration, and the tokens in the format of `fedtools.data.symbols`.
 
     Returns:
         one sentence for each part that is left out, such as an attention decoder.
@@ -168,7 +168,7 @@ def _model_conf(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tokens_of(config: Mapping[str, Any], path: Path) -> tuple[list[str], str, bytes | None]:
-    """Return the tokens of a configuration, in the form of `fedtools.files.symbols.read_tokens`."""
+    """Return the tokens of a configuration, in the form of `fedtools.data.symbols.read_tokens`."""
     name = config.get("token_type", "bpe")
     if name not in _TOKEN_TYPES:
         problem = f"token_type {name!r}: only types {', '.join(_TOKEN_TYPES)} can be imported"

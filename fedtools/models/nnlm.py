@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtools.files.config import Positive, Share
+from fedtools.core.config import Positive, Share
 
 PADDING = 0
 # Target where the input is padded.

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-from fedtools.files.errors import UserError
-from fedtools.files.text_files import open_input
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import open_input
 
 _CONVERT = "take the model's own PyTorch file, or its Hugging Face folder"
 _FOLDER = "a Hugging Face folder needs no import: name it as model.path"

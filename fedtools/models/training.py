@@ -14,14 +14,14 @@ import torch
 from annotated_types import Ge, Le
 from torch import nn
 
-from fedtools.files.config import (
+from fedtools.core.config import (
     Natural,
     NonNegative,
     checked,
     option_error,
     unknown,
 )
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}

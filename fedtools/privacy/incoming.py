@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-from fedtools.files.values import Values
+from fedtools.exchange.values import Values
 from fedtools.privacy.options import CLIENT, LAPLACE, USER
 from fedtools.privacy.plan import Plan
 

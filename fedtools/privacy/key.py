@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.atomic import write_text
-from fedtools.files.errors import UserError
-from fedtools.files.locks import lock
-from fedtools.files.text_files import decode, open_input, read_text
+from fedtools.core.atomic import write_text
+from fedtools.core.errors import UserError
+from fedtools.core.locks import lock
+from fedtools.core.text_files import decode, open_input, read_text
 from fedtools.privacy.noise import Stream
 
 VARIABLE = "FEDTOOLS_NOISE_KEY"

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtools.files.tables import write_tsv
+from fedtools.core.tables import write_tsv
 from fedtools.privacy.bounds import Utterances
 from fedtools.privacy.options import CLIENT, CUMULATIVE, LAPLACE, PAPER, SERVER, USER, UTTERANCE
 from fedtools.privacy.plan import Plan

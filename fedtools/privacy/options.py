@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from fedtools.files.config import AboveZero
+from fedtools.core.config import AboveZero
 
 WORD: Final = "word"
 UTTERANCE: Final = "utterance"

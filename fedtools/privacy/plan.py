@@ -34,7 +34,7 @@ from math import floor, frexp, ldexp, sqrt
 
 import numpy as np
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.privacy.bounds import Utterances, bound_user, bound_utterances, bound_words, steps
 from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.noise import discrete_laplace

@@ -54,14 +54,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtools.files.atomic import atomic_path, sha256, sha256_once, write_text
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import read_sums, write_sums
-from fedtools.files.locks import lock
-from fedtools.files.private import Private, make_private
-from fedtools.files.states import load_state, save_state
-from fedtools.files.tables import count, read_tsv, write_tsv
-from fedtools.files.text_files import read_lines, read_text
+from fedtools.core.atomic import atomic_path, sha256, sha256_once, write_text
+from fedtools.core.errors import UserError
+from fedtools.core.locks import lock
+from fedtools.core.tables import count, read_tsv, write_tsv
+from fedtools.core.text_files import read_lines, read_text
+from fedtools.exchange.experiment import read_sums, write_sums
+from fedtools.exchange.private import Private, make_private
+from fedtools.exchange.states import load_state, save_state
 from fedtools.privacy.key import check_own, key_path
 
 NONCE, RELEASES = "nonce", "releases.tsv"

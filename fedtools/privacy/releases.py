@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.atomic import sha256
-from fedtools.files.experiment import Experiment
+from fedtools.core.atomic import sha256
+from fedtools.exchange.experiment import Experiment
 from fedtools.privacy.key import NoiseKey, open_key
 from fedtools.privacy.marginals import mend, paper_release
 from fedtools.privacy.options import CLIENT, LAPLACE, SERVER

@@ -16,10 +16,10 @@ from typing import Final, Literal
 
 import numpy as np
 
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.ledger import SERVER_ROW, LedgerRow, read_ledger
-from fedtools.files.tables import count, read_tsv
+from fedtools.core.errors import UserError
+from fedtools.core.tables import count, read_tsv
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.ledger import SERVER_ROW, LedgerRow, read_ledger
 from fedtools.report import section as sections
 from fedtools.report.record import Strict
 from fedtools.report.results import Interval, read_curve, relative_text

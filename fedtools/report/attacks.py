@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedtools.files.errors import UserError
-from fedtools.files.tables import read_tsv, with_deviation, write_tsv
+from fedtools.core.errors import UserError
+from fedtools.core.tables import read_tsv, with_deviation, write_tsv
 from fedtools.score.bootstrap import AVERAGE
 from fedtools.score.crossed import mean_bounds
 

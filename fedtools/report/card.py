@@ -20,8 +20,8 @@ from pathlib import Path
 
 from fedtools.attack.knowledge import ANY, ATTACKERS, NO_DEFENCE
 from fedtools.attack.verify import EASY, OTHER, SAME
-from fedtools.files.errors import UserError
-from fedtools.files.tables import known_number, read_tsv
+from fedtools.core.errors import UserError
+from fedtools.core.tables import known_number, read_tsv
 from fedtools.score.bootstrap import AVERAGE
 
 # The card's names for the trials of `fedtools.attack.verify`.

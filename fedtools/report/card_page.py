@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 
-from fedtools.files.atomic import atomic_path, write_text
-from fedtools.files.provenance import git_hash, records
-from fedtools.files.tables import format_markdown, write_tsv
+from fedtools.core.atomic import atomic_path, write_text
+from fedtools.core.provenance import git_hash, records
+from fedtools.core.tables import format_markdown, write_tsv
 from fedtools.report.card import COLUMNS, STRONGEST, Card, Cell, by_row
 from fedtools.report.card_picture import draw_card
 from fedtools.report.page import image, with_section

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedtools.files.drawing import drawing
+from fedtools.core.drawing import drawing
 from fedtools.report.card import Card, by_row
 
 # Inches.

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.ledger import SERVER_ROW, read_round
-from fedtools.files.messages import COLUMNS, COUNTED, paths_of
-from fedtools.files.states import read_at, read_layout
-from fedtools.files.tables import count, format_table, number, read_tsv
-from fedtools.files.values import STATISTICS
+from fedtools.core.errors import UserError
+from fedtools.core.tables import count, format_table, number, read_tsv
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.ledger import SERVER_ROW, read_round
+from fedtools.exchange.messages import COLUMNS, COUNTED, paths_of
+from fedtools.exchange.states import read_at, read_layout
+from fedtools.exchange.values import STATISTICS
 from fedtools.methods import make_method
 from fedtools.methods.base import COUNTS, Extracted, Method
 from fedtools.server.shares import bounded

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.report.results import Method
 from fedtools.score.crossed import Difference, Effects, differences, effects, holm
 

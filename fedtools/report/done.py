@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.experiment import Experiment
-from fedtools.files.ledger import SERVER_ROW, LedgerRow
-from fedtools.files.states import load_state
+from fedtools.data.datadir import DataDir, read_table
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.ledger import SERVER_ROW, LedgerRow
+from fedtools.exchange.states import load_state
 from fedtools.methods import make_method
 from fedtools.tasks.facts import ALL
 

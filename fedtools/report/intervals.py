@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from fedtools.files.tables import format_markdown, write_tsv
+from fedtools.core.tables import format_markdown, write_tsv
 from fedtools.report.differences import Compared
 from fedtools.report.results import Interval, Method
 from fedtools.score.bootstrap import AVERAGE

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import yaml
 
-from fedtools.files.config import declared
-from fedtools.files.tables import format_table
+from fedtools.core.config import declared
+from fedtools.core.tables import format_table
 from fedtools.methods import METHODS, sections_of
 
 # Names of bounds, as in annotated_types.

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtools.files.atomic import write_text
-from fedtools.files.clips import Clips
-from fedtools.files.config import differences
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.tables import count, read_tsv
+from fedtools.core.atomic import write_text
+from fedtools.core.config import differences
+from fedtools.core.errors import UserError
+from fedtools.core.tables import count, read_tsv
+from fedtools.data.clips import Clips
+from fedtools.exchange.experiment import Experiment
 from fedtools.methods import METHODS
 from fedtools.report.accuracies import (
     ERRORS,

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from fedtools.files.atomic import write_text
-from fedtools.files.errors import UserError
-from fedtools.files.provenance import git_hash, records
-from fedtools.files.tables import format_markdown, read_tsv, with_deviation
-from fedtools.files.text_files import read_text
+from fedtools.core.atomic import write_text
+from fedtools.core.errors import UserError
+from fedtools.core.provenance import git_hash, records
+from fedtools.core.tables import format_markdown, read_tsv, with_deviation
+from fedtools.core.text_files import read_text
 from fedtools.report.differences import Compared, usable
 from fedtools.report.intervals import (
     heading,

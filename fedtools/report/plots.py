@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fedtools.files.drawing import drawing, every, line_style
+from fedtools.core.drawing import drawing, every, line_style
 from fedtools.report.results import Method
 
 

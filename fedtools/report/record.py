@@ -27,11 +27,11 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from fedtools.core.atomic import atomic_write
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import lines_of, read_bytes
+from fedtools.data.units import CHARACTER, WORD, Unit
 from fedtools.decode.lists import TunedWeights
-from fedtools.files.atomic import atomic_write
-from fedtools.files.errors import UserError
-from fedtools.files.text_files import lines_of, read_bytes
-from fedtools.files.units import CHARACTER, WORD, Unit
 from fedtools.report.options import page_facts
 from fedtools.report.page import Cells, Contents, Page
 from fedtools.report.results import Cost, Interval, Method, Run, check_comparable, group

@@ -12,9 +12,9 @@ import fedtools
 from fedtools.attack.options import SECTIONS as OF_ATTACKS
 from fedtools.audio.augment import Augment
 from fedtools.client.options import ClipTraining, UtteranceTraining
+from fedtools.core.recipe_sections import SECTIONS as OF_RECIPES
 from fedtools.decode.beam import BeamOptions
-from fedtools.files.options import Options
-from fedtools.files.sections import SECTIONS as OF_RECIPES
+from fedtools.exchange.options import Options
 from fedtools.lm.nnlm_training import NnlmTraining
 from fedtools.methods import METHODS
 from fedtools.methods.base import Method

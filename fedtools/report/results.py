@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
+from fedtools.core.errors import UserError, some
+from fedtools.core.tables import count, format_table, number, read_tsv, size_text
+from fedtools.core.text_files import stream_lines
+from fedtools.data.units import Unit
 from fedtools.decode.lists import TunedWeights, used_weights
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.ledger import SERVER_ROW, read_ledger
+from fedtools.exchange.messages import COLLAPSED, COLLAPSED_FROM, COUNTED
 from fedtools.federation.evaluations import read_averaged
-from fedtools.files.errors import UserError, some
-from fedtools.files.experiment import Experiment
-from fedtools.files.ledger import SERVER_ROW, read_ledger
-from fedtools.files.messages import COLLAPSED, COLLAPSED_FROM, COUNTED
-from fedtools.files.tables import count, format_table, number, read_tsv, size_text
-from fedtools.files.text_files import stream_lines
-from fedtools.files.units import Unit
 from fedtools.methods import METHODS
 from fedtools.report.done import rounds_text, seconds_of, server_share, speech_text
 from fedtools.score.bootstrap import ALL, AVERAGE

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from fedtools.files.atomic import write_text
-from fedtools.files.errors import UserError, exit_with_message
+from fedtools.core.atomic import write_text
+from fedtools.core.errors import UserError, exit_with_message
 from fedtools.report.options import SECTION
 from fedtools.report.page import with_section
 from fedtools.report.record import Strict, read_file, write_file

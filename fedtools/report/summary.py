@@ -10,7 +10,7 @@ from typing import TextIO
 
 import numpy as np
 
-from fedtools.files.tables import format_markdown, format_table
+from fedtools.core.tables import format_markdown, format_table
 from fedtools.report.differences import Compared, cells
 from fedtools.report.intervals import with_interval
 from fedtools.report.results import Interval, Method, computation_text

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedtools.files.seeds import generator
+from fedtools.core.seeds import generator
 
 AVERAGE, ALL = "average", "all"
 # With fewer speakers to draw from there is no interval.

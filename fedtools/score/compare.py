@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedtools.files.tables import format_table, write_tsv
-from fedtools.files.units import CHARACTER, WORD, Unit
+from fedtools.core.tables import format_table, write_tsv
+from fedtools.data.units import CHARACTER, WORD, Unit
 from fedtools.score.align import Counts
 from fedtools.score.bootstrap import AVERAGE, interval
 from fedtools.score.mapsswe import mapsswe
@@ -39,7 +39,7 @@ def compare(
 ) -> list[dict[str, object]]:
     """Compare two systems' word errors, for each client, on average, and over all.
 
-    Where a language is written without spaces, characters are counted (`fedtools.files.units`).
+    Where a language is written without spaces, characters are counted (`fedtools.data.units`).
     The difference of the rates, A minus B, comes with the 95 % interval of a bootstrap that draws
     the same speakers for both; z and p come from the matched-pair test (see `mapsswe`), which has
     no average over clients.

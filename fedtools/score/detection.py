@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 
 NEGATIVE = ("_silence_", "_unknown_")
 RATES = ("fa", "fr", "fa_of_negatives", "fr_of_positives")

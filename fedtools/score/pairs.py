@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files import trn
-from fedtools.files.datadir import DataDir, invert, read_table
-from fedtools.files.errors import UserError
-from fedtools.files.units import UTT2LANG, WORD, Unit, read_unit
+from fedtools.core.errors import UserError
+from fedtools.data import trn
+from fedtools.data.datadir import DataDir, invert, read_table
+from fedtools.data.units import UTT2LANG, WORD, Unit, read_unit
 from fedtools.score.align import Counts, align
 from fedtools.score.bootstrap import ALL, AVERAGE, error_rates, resample
 from fedtools.score.text_rule import TextRule, plain

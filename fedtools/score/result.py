@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fedtools.files.datadir import invert
+from fedtools.data.datadir import invert
 from fedtools.score.align import Counts
 
 

@@ -1,9 +1,9 @@
 """Text normalisation before scoring, for `fedtools score --text-rule spoken`.
 
 Whisper writes "Mark's 3rd, isn't it?" where a transcript has "MARK'S THIRD ISN'T IT". References
-and hypotheses are both converted to the spoken words of their language (`fedtools.files.spoken`):
-lower case, without punctuation. In other languages than English, digits stay. The files are not
-changed.
+and hypotheses are both converted to the spoken words of their language
+(`fedtools.data.written_to_spoken`): lower case, without punctuation. In other languages than
+English, digits stay. The files are not changed.
 
 In English, numbers, amounts of money and titles are first written as by Whisper's own normaliser
 (Radford et al., ICML 2023, appendix C), for which "nineteen ninety five" and "one nine nine five"
@@ -19,10 +19,10 @@ from functools import cache
 from itertools import groupby
 from typing import Literal, get_args
 
-from fedtools.files.errors import INSTALL_PRETRAINED, UserError
-from fedtools.files.languages import main_code
-from fedtools.files.spoken import APOSTROPHES, lower, normalise
-from fedtools.files.symbols import is_unknown
+from fedtools.core.errors import INSTALL_PRETRAINED, UserError
+from fedtools.data.languages import main_code
+from fedtools.data.symbols import is_unknown
+from fedtools.data.written_to_spoken import APOSTROPHES, lower, normalise
 
 TextRule = Literal["none", "spoken"]
 RULES = get_args(TextRule)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.atomic import write_text
-from fedtools.files.errors import UserError
-from fedtools.files.text_files import stream_lines
+from fedtools.core.atomic import write_text
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import stream_lines
 
 _KINDS = {"target": True, "nontarget": False}
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedtools.files.errors import UserError
-from fedtools.files.tables import count, read_tsv
+from fedtools.core.errors import UserError
+from fedtools.core.tables import count, read_tsv
 from fedtools.score.bootstrap import ALL, AVERAGE, error_rates
 
 # The file that `fedtools score` writes.

@@ -17,8 +17,8 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.special import betaincinv
 
-from fedtools.files.errors import UserError
-from fedtools.files.sections import Bootstrap
+from fedtools.core.errors import UserError
+from fedtools.core.recipe_sections import Bootstrap
 from fedtools.score.bootstrap import interval, speaker_draws
 
 # The most scores at which trials are counted for resampled error rates; with fewer they are exact.

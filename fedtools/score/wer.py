@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files import trn
-from fedtools.files.atomic import write_text
-from fedtools.files.datadir import invert
-from fedtools.files.tables import format_table, write_tsv
-from fedtools.files.units import CHARACTER, WORD, Unit
+from fedtools.core.atomic import write_text
+from fedtools.core.tables import format_table, write_tsv
+from fedtools.data import trn
+from fedtools.data.datadir import invert
+from fedtools.data.units import CHARACTER, WORD, Unit
 from fedtools.score import utterances
 from fedtools.score.align import Counts
 from fedtools.score.bootstrap import interval
@@ -53,7 +53,7 @@ def score(
     Writes `score_wer/` and `score_cer/`, each with `ref.trn`, `hyp.trn` (for `sclite -i rm`) and
     `result.txt`, then `utterances.tsv`, the counts of each utterance, and last `wer.tsv`: a row for
     each client, then `average`, the mean of the clients' rates, and `all`, the rate over all
-    utterances. A language that is written without spaces (see `fedtools.files.units`) has no words:
+    utterances. A language that is written without spaces (see `fedtools.data.units`) has no words:
     `score_wer/` is left out, and the tables have only characters and their rate.
 
     Args:

@@ -20,11 +20,11 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from fedtools.files.atomic import atomic_path
-from fedtools.files.errors import UserError
-from fedtools.files.messages import Message, Refusal
-from fedtools.files.states import Layout, Spec, make_header, read_at, read_layout, write_at
-from fedtools.files.values import STATISTICS, Values
+from fedtools.core.atomic import atomic_path
+from fedtools.core.errors import UserError
+from fedtools.exchange.messages import Message, Refusal
+from fedtools.exchange.states import Layout, Spec, make_header, read_at, read_layout, write_at
+from fedtools.exchange.values import STATISTICS, Values
 from fedtools.server.opened import Opened
 from fedtools.server.shares import most_of
 

@@ -8,9 +8,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fedtools.files.errors import UserError
-from fedtools.files.messages import Message
-from fedtools.files.states import read_at
+from fedtools.core.errors import UserError
+from fedtools.exchange.messages import Message
+from fedtools.exchange.states import read_at
 
 # Files open at a time in each thread; all threads together stay below the limit of a process.
 _MOST = 128

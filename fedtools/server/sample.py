@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.seeds import seed64
+from fedtools.core.errors import UserError
+from fedtools.core.seeds import seed64
+from fedtools.exchange.experiment import Experiment
 
 SAMPLINGS = ("fixed", "poisson")
 

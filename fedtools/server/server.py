@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedtools.files.atomic import scratch_dir
-from fedtools.files.errors import UserError, some
-from fedtools.files.experiment import Experiment
-from fedtools.files.messages import (
+from fedtools.core.atomic import scratch_dir
+from fedtools.core.errors import UserError, some
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.messages import (
     CAPPED,
     COLLAPSED,
     LARGE,
@@ -24,7 +24,7 @@ from fedtools.files.messages import (
     Refusal,
     status_of,
 )
-from fedtools.files.states import load_state, save_state
+from fedtools.exchange.states import load_state, save_state
 from fedtools.models.adaptation import combine_of
 from fedtools.server.aggregate import Bound, check_min_clients
 from fedtools.server.products import Adapters, combine_models

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from fedtools.files.ark import FeatureReader
-from fedtools.files.messages import Message
+from fedtools.data.ark import FeatureReader
+from fedtools.exchange.messages import Message
 
 # A client has a large share with this many times the mean client's.
 _LARGE = 3.0

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtools.files.errors import UserError
-from fedtools.files.seeds import generator
-from fedtools.files.states import check_finite, load_state, save_state
+from fedtools.core.errors import UserError
+from fedtools.core.seeds import generator
+from fedtools.exchange.states import check_finite, load_state, save_state
 
 # The most frames at a time, which bounds the memory: (frames, Gaussians) of float64.
 _BLOCK = 4096

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtools.files.errors import UserError
-from fedtools.files.seeds import generator
-from fedtools.files.states import save_state
+from fedtools.core.errors import UserError
+from fedtools.core.seeds import generator
+from fedtools.exchange.states import save_state
 from fedtools.speaker.gmm import Gmm, Moments, check_again, load_model
 
 # Sets at a time, each of which needs a matrix of (R, R).

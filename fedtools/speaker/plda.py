@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from scipy.linalg import eigh
 
-from fedtools.files.errors import UserError
-from fedtools.files.states import save_state
+from fedtools.core.errors import UserError
+from fedtools.exchange.states import save_state
 from fedtools.speaker.gmm import load_model
 
 # Variances below this share of the mean variance are rounding errors.

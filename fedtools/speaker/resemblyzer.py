@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtools.files.atomic import sha256
-from fedtools.files.errors import UserError
+from fedtools.core.atomic import sha256
+from fedtools.core.errors import UserError
 
 RATE = 16_000
 INSTALL = "run in the checkout: utils/resemblyzer.sh"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedtools.files.registry import Registry
+from fedtools.core.registry import Registry
 
 if TYPE_CHECKING:
     from fedtools.tasks.facts import Facts

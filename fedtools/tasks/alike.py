@@ -10,12 +10,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedtools.files.atomic import sha256
-from fedtools.files.config import read_yaml
-from fedtools.files.errors import UserError, some
-from fedtools.files.experiment import Experiment
-from fedtools.files.feature_kinds import check_same
-from fedtools.files.symbols import BPE_MODEL, TOKENS
+from fedtools.core.atomic import sha256
+from fedtools.core.config import read_yaml
+from fedtools.core.errors import UserError, some
+from fedtools.data.feature_kinds import check_same
+from fedtools.data.symbols import BPE_MODEL, TOKENS
+from fedtools.exchange.experiment import Experiment
 from fedtools.tasks.identity import KIND
 
 # Files that say what the outputs of a model are, next to the model and in a new experiment.

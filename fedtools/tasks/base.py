@@ -11,11 +11,11 @@ from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.messages import Limits, Payload
-from fedtools.files.options import Options
-from fedtools.files.states import Spec, spec_of
+from fedtools.core.errors import UserError
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.messages import Limits, Payload
+from fedtools.exchange.options import Options
+from fedtools.exchange.states import Spec, spec_of
 from fedtools.methods.base import Method, Phase
 from fedtools.tasks import facts_of
 from fedtools.tasks.facts import Facts, data_of

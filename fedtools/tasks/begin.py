@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedtools.files.errors import UserError
-from fedtools.files.states import Spec, check_finite, load_state, spec_of
-from fedtools.files.values import check_values, of_model
+from fedtools.core.errors import UserError
+from fedtools.exchange.states import Spec, check_finite, load_state, spec_of
+from fedtools.exchange.values import check_values, of_model
 from fedtools.methods.base import GIVEN, PERSONAL, SHARED, Method
 from fedtools.models.adaptation import BASE, FACTORS, OF_PRODUCTS, combine_of, has_base
 from fedtools.models.adapters import count

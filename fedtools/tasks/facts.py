@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtools.files.config import read_yaml, unknown
-from fedtools.files.datadir import DataDir, invert
-from fedtools.files.errors import Missing, UserError
-from fedtools.files.experiment import Experiment
+from fedtools.core.config import read_yaml, unknown
+from fedtools.core.errors import Missing, UserError
+from fedtools.data.datadir import DataDir, invert
+from fedtools.exchange.experiment import Experiment
 from fedtools.methods.base import TaskPart
 from fedtools.tasks import facts_of
 from fedtools.tasks.identity import KIND

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedtools.files.config import from_mapping, option_error
-from fedtools.files.frozen import Compute, Outputs, Part, Place
-from fedtools.files.progress import Count
+from fedtools.core.config import from_mapping, option_error
+from fedtools.core.progress import Count
+from fedtools.exchange.layer_cache import Compute, Outputs, Part, Place
 from fedtools.models.pretrained.options import Pretrained, is_pretrained
 
 _MEGABYTE = 1e6

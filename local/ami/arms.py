@@ -23,12 +23,12 @@ from report import numbers
 from settings import PAPER, PERCENT, plot_epsilon, table_4
 from summary import Row, note_of, relative, summary_of
 
+from fedtools.core.atomic import write_text
+from fedtools.core.config import read_yaml
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.tables import count, format_markdown, read_tsv, with_deviation
+from fedtools.data.units import WORD
 from fedtools.federation.rows import ALL, COLUMNS, SOME
-from fedtools.files.atomic import write_text
-from fedtools.files.config import read_yaml
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.tables import count, format_markdown, read_tsv, with_deviation
-from fedtools.files.units import WORD
 from fedtools.report.intervals import record_file
 from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import Page, image, provenance

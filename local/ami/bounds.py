@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.config import write_yaml
-from fedtools.files.datadir import DataDir
-from fedtools.files.errors import UserError, exit_with_message
+from fedtools.core.config import write_yaml
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.data.datadir import DataDir
 from fedtools.lm.stream import read_times, times_in
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from words import words_of
 
-from fedtools.files.atomic import write_text
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.text_files import read_bytes
+from fedtools.core.atomic import write_text
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.text_files import read_bytes
 
 # Largest file that is read, in bytes; the dataset has 40 MB.
 MOST = 1 << 28

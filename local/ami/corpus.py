@@ -45,9 +45,9 @@ from nxt import (
 from words import Sentence, Token, sentences
 
 from fedtools.audio.wave import AudioError, describe_recording
-from fedtools.files.datadir import MAX_OVERSHOOT, corpus_folder
-from fedtools.files.dropped import Dropped
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
+from fedtools.data.datadir import MAX_OVERSHOOT, corpus_folder
+from fedtools.data.dropped import Dropped
 
 ANNOTATIONS = (".", "annotations", "ami_public_manual_1.6.2", "ami_public_manual_1.6.1")
 AUDIO = (".", "amicorpus", "audio", "wav_db")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedtools.files.errors import exit_with_message
-from fedtools.files.tables import read_tsv
+from fedtools.core.errors import exit_with_message
+from fedtools.core.tables import read_tsv
 from fedtools.score.wer import COLUMNS, COUNTED
 
 

@@ -36,8 +36,8 @@ import sayings
 from sayings import Background, Clause, Grammar, Person, Training, breaths, lists_of
 from words import words_of
 
-from fedtools.files.atomic import atomic_path, atomic_write, sha256, write_text
-from fedtools.files.errors import UserError
+from fedtools.core.atomic import atomic_path, atomic_write, sha256, write_text
+from fedtools.core.errors import UserError
 
 # Code that all mini corpora share is in the folder above; resolve() because this one may be a link.
 sys.path.append(str(Path(__file__).resolve().parent.parent))

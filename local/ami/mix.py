@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedtools.files.atomic import write_text
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.seeds import generator
+from fedtools.core.atomic import write_text
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.seeds import generator
 from fedtools.lm.ngram import read_sentences
 
 

@@ -19,8 +19,8 @@ from xml.parsers import expat
 
 from words import MARKS, SOUND, WORD, Token
 
-from fedtools.files.errors import UserError
-from fedtools.files.text_files import read_bytes
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import read_bytes
 
 TIME = re.compile(r"[0-9]{1,7}(\.[0-9]{1,12})?", re.ASCII)
 NAME = re.compile(r"[A-Za-z0-9]{1,40}", re.ASCII)

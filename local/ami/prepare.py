@@ -39,10 +39,10 @@ import corpus
 from corpus import Headsets, Reader, Utterance
 from split import SETS, census, official, read_split
 
-from fedtools.files.atomic import atomic_path
-from fedtools.files.datadir import DataDir, check_id
-from fedtools.files.dropped import Dropped
-from fedtools.files.errors import UserError, exit_with_message
+from fedtools.core.atomic import atomic_path
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.data.datadir import DataDir, check_id
+from fedtools.data.dropped import Dropped
 from fedtools.lm.stream import STARTS
 
 MONO = "mono"

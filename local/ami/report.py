@@ -24,14 +24,14 @@ from record import write_record
 from settings import PAPER, PERCENT, cut_by, plot_epsilon, table_3, table_4, words_table
 from summary import Row, note_of, relative, summary_of
 
+from fedtools.core.atomic import write_text
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.tables import format_markdown, size_text, with_deviation
+from fedtools.data.datadir import DataDir, read_table
+from fedtools.data.units import WORD
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.ledger import SERVER_ROW, read_ledger
 from fedtools.federation.spending import spending
-from fedtools.files.atomic import write_text
-from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.experiment import Experiment
-from fedtools.files.ledger import SERVER_ROW, read_ledger
-from fedtools.files.tables import format_markdown, size_text, with_deviation
-from fedtools.files.units import WORD
 from fedtools.privacy.ledger import LEVELS
 from fedtools.report.intervals import record_file
 from fedtools.report.options import add_page_options, page_of

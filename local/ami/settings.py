@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.config import read_yaml
-from fedtools.files.tables import format_markdown, read_tsv, with_deviation
+from fedtools.core.config import read_yaml
+from fedtools.core.tables import format_markdown, read_tsv, with_deviation
 from fedtools.score.crossed import mean_bounds
 
 PAPER = "Liu and Peng 2022"
@@ -174,7 +174,7 @@ def figures(rows: Sequence[dict[str, str]]) -> list[str]:
 
 def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title: str) -> None:
     """Plot WER against epsilon, with a line for the baseline without adaptation."""
-    from fedtools.files.drawing import drawing, line_style
+    from fedtools.core.drawing import drawing, line_style
 
     with drawing(path, (5.6, 4.2)) as figure:
         axes = figure.subplots()

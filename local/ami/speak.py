@@ -26,9 +26,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtools.files.atomic import atomic_path, write_text
-from fedtools.files.datadir import DataDir
-from fedtools.files.errors import UserError, exit_with_message
+from fedtools.core.atomic import atomic_path, write_text
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.data.datadir import DataDir
 
 # Code that all mini corpora share is in the folder above; resolve() because this one may be a link.
 sys.path.append(str(Path(__file__).resolve().parent.parent))

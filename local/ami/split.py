@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from fedtools.files.errors import UserError
-from fedtools.files.text_files import read_lines
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import read_lines
 
 SETS = ("train", "dev", "eval")
 MEETING = re.compile(r"[A-Za-z0-9]{1,40}")

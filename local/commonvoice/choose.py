@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 from corpus import Row, sha256_of
 
-from fedtools.files.dropped import reasons_text
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
+from fedtools.data.dropped import reasons_text
 
 SETS = ("train", "valid", "test")
 # Reasons to exclude a row from training.

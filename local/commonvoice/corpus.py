@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtools.files.datadir import corpus_folder
-from fedtools.files.errors import UserError
-from fedtools.files.languages import is_language
-from fedtools.files.spoken import normalise
-from fedtools.files.text_files import open_input, other_encoding
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import open_input, other_encoding
+from fedtools.data.datadir import corpus_folder
+from fedtools.data.languages import is_language
+from fedtools.data.written_to_spoken import normalise
 
 # The accent codes of the first releases, and the texts that replaced them in later ones.
 CODES = {

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from systems import Systems, method_of, paths, read, title, variants_of
 
-from fedtools.files.errors import exit_with_message
+from fedtools.core.errors import exit_with_message
 
 
 def experiments(systems: Systems, options: argparse.Namespace) -> Iterator[list[str]]:

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from mini import COLUMNS
 
-from fedtools.files.atomic import atomic_path, write_text
-from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.languages import is_known
-from fedtools.files.progress import Count
+from fedtools.core.atomic import atomic_path, write_text
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.progress import Count
+from fedtools.data.datadir import DataDir, read_table
+from fedtools.data.languages import is_known
 
 SEX = {"f": "female_feminine", "m": "male_masculine"}
 # Number of the first clip.

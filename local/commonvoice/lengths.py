@@ -17,9 +17,9 @@ from pathlib import Path
 from corpus import Row, read_tsv
 
 from fedtools.audio.wave import AudioError, recording_seconds
-from fedtools.files.errors import UserError
-from fedtools.files.progress import counted
-from fedtools.files.signals import uninterrupted
+from fedtools.core.errors import UserError
+from fedtools.core.progress import counted
+from fedtools.core.signals import uninterrupted
 
 TABLE = "clip_durations.tsv"
 # In seconds. Programs that measure MP3 differ by the encoder's delay, the padding of the last

@@ -6,7 +6,7 @@ import unicodedata
 from collections import Counter
 from pathlib import Path
 
-from fedtools.files.tables import format_table, write_tsv
+from fedtools.core.tables import format_table, write_tsv
 
 COLUMNS = ("character", "code", "name", "count")
 # Number of lines that are printed; the file has all of them.

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from hashlib import sha256 as hash_of
 from pathlib import Path
 
-from fedtools.files.atomic import atomic_path, write_text
+from fedtools.core.atomic import atomic_path, write_text
 
 # Code that all mini corpora share is in the folder above; resolve() because this one may be a link.
 sys.path.append(str(Path(__file__).resolve().parent.parent))

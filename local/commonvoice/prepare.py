@@ -25,10 +25,10 @@ Input is `validated.tsv`, `clips/` and `clip_durations.tsv`. Releases differ:
 all     quotation marks are ordinary characters; a clip may be missing, empty or damaged; a speaker
         may have two accents or two genders.
 
-Text becomes lower-case words by the rules of the row's language (fedtools/files/spoken.py), which
-utt2lang names. Rows whose words cannot be known from the text (digits, "&") are dropped, and the
-characters that are removed from the others are reported. The audio is not converted: wav.scp names
-the clips.
+Text becomes lower-case words by the rules of the row's language, which utt2lang names
+(fedtools/data/written_to_spoken.py). Rows whose words cannot be known from the text (digits, "&")
+are dropped, and the characters that are removed from the others are reported. The audio is not
+converted: wav.scp names the clips.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ import letters
 from choose import SETS, UNFIT, choose
 from corpus import Row, sha256_of
 
-from fedtools.files.datadir import DataDir, check_id, write_table
-from fedtools.files.dropped import reasons_text
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.languages import is_code
-from fedtools.files.sections import Corpus
-from fedtools.files.units import UTT2LANG
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.recipe_sections import Corpus
+from fedtools.data.datadir import DataDir, check_id, write_table
+from fedtools.data.dropped import reasons_text
+from fedtools.data.languages import is_code
+from fedtools.data.units import UTT2LANG
 
 # Longer clips are rarely a single sentence. With frames of 40 ms, CTC outputs at most 25 characters
 # a second.

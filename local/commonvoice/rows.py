@@ -14,8 +14,8 @@ from pathlib import Path
 
 from systems import Systems, method_of, paths, read, title, variants_of
 
-from fedtools.files.config import lookup
-from fedtools.files.errors import exit_with_message
+from fedtools.core.config import lookup
+from fedtools.core.errors import exit_with_message
 
 TRAINED_ON = {
     "continuous": "labels of a teacher that follows the model",

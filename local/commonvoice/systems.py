@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterable
 from functools import cached_property
 
-from fedtools.files.config import lookup, read_yaml
-from fedtools.files.errors import UserError
-from fedtools.files.sections import Newcomers
+from fedtools.core.config import lookup, read_yaml
+from fedtools.core.errors import UserError
+from fedtools.core.recipe_sections import Newcomers
 from fedtools.models.pretrained.options import is_seq2seq
 
 LABELS = ("transcripts", "continuous", "fixed")

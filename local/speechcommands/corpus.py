@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtools.audio.wave import AudioError, recording_seconds
-from fedtools.files.datadir import ID_PATTERN, byte_order, check_id, corpus_folder
-from fedtools.files.errors import UserError
-from fedtools.files.text_files import TABLE, read_bytes
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import TABLE, read_bytes
+from fedtools.data.datadir import ID_PATTERN, byte_order, check_id, corpus_folder
 
 SETS = ("train", "valid", "test")
 LISTS = {"valid": "validation_list.txt", "test": "testing_list.txt"}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from runs import Run
 
-from fedtools.files.errors import UserError
-from fedtools.files.tables import count, read_tsv
+from fedtools.core.errors import UserError
+from fedtools.core.tables import count, read_tsv
 from fedtools.score.crossed import Effects, effects
 from fedtools.score.last_evaluations import SPEAKER_COLUMNS, last_of
 

@@ -32,10 +32,10 @@ import numpy as np
 from corpus import Clip
 from unpack_corpus import COLUMNS, RATE, SUMS, TABLE, sums_of
 
-from fedtools.files.atomic import atomic_path, write_text
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.seeds import seed64
-from fedtools.files.tables import write_tsv
+from fedtools.core.atomic import atomic_path, write_text
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.seeds import seed64
+from fedtools.core.tables import write_tsv
 
 WORDS = ("down", "go", "left", "no", "right", "stop", "up", "yes")
 LEAST = 3

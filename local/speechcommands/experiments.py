@@ -41,9 +41,9 @@ from typing import Any
 
 from options import OF_EXPERIMENT, ROW, SERVER_CLIPS, changes_of, server_set, sizes
 
-from fedtools.files.clips import Clips, read_classes
-from fedtools.files.config import option_error, read_yaml, unknown
-from fedtools.files.errors import UserError, exit_with_message
+from fedtools.core.config import option_error, read_yaml, unknown
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.data.clips import Clips, read_classes
 
 VARIED = {
     "smoothing": ("0.0", "0.1", "0.3", "0.5"),

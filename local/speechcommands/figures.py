@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from runs import Run, Runs, network_title, title_of
 from tables import SYMBOLS, ablation, ablations, varied
 
-from fedtools.files.drawing import drawing, every, line_style
+from fedtools.core.drawing import drawing, every, line_style
 
 
 def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:

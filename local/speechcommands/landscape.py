@@ -37,15 +37,15 @@ from tqdm import tqdm
 from fedtools.cli.federation import open_experiment
 from fedtools.client.client import Client as FederatedClient
 from fedtools.client.unit import Unit
+from fedtools.core import recipe_sections as sections
+from fedtools.core.config import from_mapping, read_section
+from fedtools.core.drawing import drawing
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.seeds import generator
+from fedtools.core.tables import format_table, write_tsv
+from fedtools.data.clips import Clips
+from fedtools.exchange.private import Private
 from fedtools.federation.federation import Federation
-from fedtools.files import sections
-from fedtools.files.clips import Clips
-from fedtools.files.config import from_mapping, read_section
-from fedtools.files.drawing import drawing
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.private import Private
-from fedtools.files.seeds import generator
-from fedtools.files.tables import format_table, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.models.training import load_model
 from fedtools.tasks.kws.model import tensors_of

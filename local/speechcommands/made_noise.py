@@ -16,9 +16,9 @@ import soundfile
 from corpus import SILENCE, Clip
 from mini import coloured
 
-from fedtools.files.atomic import atomic_path
-from fedtools.files.clips import RATE
-from fedtools.files.seeds import generator
+from fedtools.core.atomic import atomic_path
+from fedtools.core.seeds import generator
+from fedtools.data.clips import RATE
 
 # Decibels below the full scale of 16 bits: a root mean square of 33, and of 5,827.
 QUIET, LOUD = -60.0, -15.0

@@ -19,11 +19,11 @@ from runs import PRIVATE
 from torch import Tensor
 
 from fedtools.cli.federation import open_experiment
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.seeds import generator
+from fedtools.core.tables import format_table, write_tsv
+from fedtools.exchange.states import spec_of
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.seeds import generator
-from fedtools.files.states import spec_of
-from fedtools.files.tables import format_table, write_tsv
 from fedtools.models.training import load_model
 from fedtools.tasks.base import as_configured
 from fedtools.tasks.kws.model import tensors_of

@@ -19,11 +19,11 @@ from matplotlib.axes import Axes
 from options import config_for, png, whole
 
 from fedtools.client.options import ClipTraining
-from fedtools.files.clips import Clips
-from fedtools.files.config import from_mapping
-from fedtools.files.drawing import COLOURS, drawing
-from fedtools.files.errors import exit_with_message
-from fedtools.files.seeds import generator
+from fedtools.core.config import from_mapping
+from fedtools.core.drawing import COLOURS, drawing
+from fedtools.core.errors import exit_with_message
+from fedtools.core.seeds import generator
+from fedtools.data.clips import Clips
 from fedtools.methods.fedkws_ui import FedKwsUi
 
 

@@ -66,13 +66,13 @@ from made_noise import NOTE, make_noise
 from options import server_set, sizes, whole
 from silence import PIECE_CLIPS, cut_silence, share_noise
 
-from fedtools.files.atomic import write_text
-from fedtools.files.datadir import DataDir, byte_order, write_table
-from fedtools.files.dropped import reasons_text
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.sections import Clips
-from fedtools.files.seeds import seed64
-from fedtools.files.tables import format_table
+from fedtools.core.atomic import write_text
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.recipe_sections import Clips
+from fedtools.core.seeds import seed64
+from fedtools.core.tables import format_table
+from fedtools.data.datadir import DataDir, byte_order, write_table
+from fedtools.data.dropped import reasons_text
 
 KEYWORDS = "yes,no,up,down,left,right,on,off,stop,go"
 KEYWORD_TASK, WORD_TASK = TASKS = ("keywords", "words")

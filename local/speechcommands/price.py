@@ -20,11 +20,11 @@ from pathlib import Path
 from options import whole
 
 from fedtools.cli.federation import device_of
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.tables import format_table
+from fedtools.core.text_files import read_lines
 from fedtools.federation.estimate import Estimate, estimate
 from fedtools.federation.init import init, read_config
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.tables import format_table
-from fedtools.files.text_files import read_lines
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ from tables import (
 )
 from thresholds import NOTE, places_drawn, plot_thresholds, threshold_table
 
-from fedtools.files.atomic import write_text
-from fedtools.files.errors import exit_with_message
-from fedtools.files.text_files import read_lines
+from fedtools.core.atomic import write_text
+from fedtools.core.errors import exit_with_message
+from fedtools.core.text_files import read_lines
 from fedtools.report.accuracies import note_of, summary_of, write_record
 from fedtools.report.intervals import record_file
 from fedtools.report.options import add_page_options, page_of

@@ -18,13 +18,13 @@ from options import OF_EXPERIMENT, ROW, SERVER_CLIPS, canonical, changes_of
 
 from fedtools.audio.mfcc import frames_of
 from fedtools.client.options import ClipTraining
-from fedtools.files.clips import Clips, read_classes, read_length
-from fedtools.files.config import differences, from_mapping, unknown
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.ledger import SERVER_ROW
-from fedtools.files.options import Options
-from fedtools.files.tables import count, number, read_tsv
+from fedtools.core.config import differences, from_mapping, unknown
+from fedtools.core.errors import UserError
+from fedtools.core.tables import count, number, read_tsv
+from fedtools.data.clips import Clips, read_classes, read_length
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.ledger import SERVER_ROW
+from fedtools.exchange.options import Options
 from fedtools.methods import METHODS, make_method
 from fedtools.methods.base import Method
 from fedtools.models.keywords import NETWORKS, build_network

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from corpus import SETS, SILENCE, Clip
 
-from fedtools.files.errors import UserError
-from fedtools.files.seeds import generator, seed64
+from fedtools.core.errors import UserError
+from fedtools.core.seeds import generator, seed64
 
 # Length of a piece of noise, in clips.
 PIECE_CLIPS = 2.0

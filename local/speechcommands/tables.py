@@ -25,8 +25,8 @@ from runs import (
     title_of,
 )
 
-from fedtools.files.errors import UserError
-from fedtools.files.tables import format_markdown, read_tsv, size_text, with_deviation
+from fedtools.core.errors import UserError
+from fedtools.core.tables import format_markdown, read_tsv, size_text, with_deviation
 from fedtools.models.training import OPTIMIZERS
 from fedtools.report.differences import cells, note_of
 from fedtools.report.page import embolden

@@ -15,9 +15,9 @@ from runs import Run, Runs, network_title, title_of
 from scipy.stats import norm
 from tables import by_value, cell, varied
 
+from fedtools.core.errors import UserError
+from fedtools.core.tables import format_markdown, number, read_tsv
 from fedtools.federation.running_speech import COLUMNS, CURVE
-from fedtools.files.errors import UserError
-from fedtools.files.tables import format_markdown, number, read_tsv
 from fedtools.score.detection import AN_HOUR, DET, OF_CLIPS
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def plot_thresholds(path: Path, runs: Runs, title: str) -> None:
         runs: runs with at least one of `places_drawn`.
         title: the title of the whole figure.
     """
-    from fedtools.files.drawing import drawing
+    from fedtools.core.drawing import drawing
 
     speech, columns = speech_of(runs), places_drawn(runs)
     size = 3.2 * (1 + len(speech)) + 0.4, 2.7 * len(columns) + 0.8
@@ -165,7 +165,7 @@ def places_drawn(runs: Runs) -> list[tuple[str, str]]:
 
 def _draw_place(row: Sequence[Axes], runs: Runs, place: tuple[str, str], speech: list[str]) -> None:
     """Draw the panels of a task and a network: of clips, and of each running speech."""
-    from fedtools.files.drawing import line_style
+    from fedtools.core.drawing import line_style
 
     for index, method in enumerate((*runs.methods(True), *runs.methods(False))):
         seeds = runs.get(*place, method)

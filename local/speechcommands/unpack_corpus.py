@@ -22,10 +22,10 @@ from pathlib import Path
 
 from corpus import CLIP_NAME, LISTS, SETS
 
-from fedtools.files.atomic import new_folder, sha256, write_text
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.tables import count, read_tsv
-from fedtools.files.text_files import read_text
+from fedtools.core.atomic import new_folder, sha256, write_text
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.tables import count, read_tsv
+from fedtools.core.text_files import read_text
 
 TABLE, SUMS = "clips.tsv", "SHA256SUMS"
 COLUMNS = ("set", "clip", "start", "samples")

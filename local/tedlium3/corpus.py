@@ -32,10 +32,10 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 from fedtools.audio.wave import AudioError, recording_seconds
-from fedtools.files.datadir import MAX_OVERSHOOT, corpus_folder
-from fedtools.files.dropped import Dropped
-from fedtools.files.errors import UserError
-from fedtools.files.text_files import TABLE, read_bytes
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import TABLE, read_bytes
+from fedtools.data.datadir import MAX_OVERSHOOT, corpus_folder
+from fedtools.data.dropped import Dropped
 
 PARTITIONS = ("legacy", "speaker-adaptation")
 SETS = ("train", "dev", "test")

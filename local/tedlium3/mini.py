@@ -37,8 +37,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.atomic import atomic_path, write_text
-from fedtools.files.errors import UserError
+from fedtools.core.atomic import atomic_path, write_text
+from fedtools.core.errors import UserError
 
 # Code that all mini corpora share is in the folder above; resolve() because this one may be a link.
 sys.path.append(str(Path(__file__).resolve().parent.parent))

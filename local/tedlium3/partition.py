@@ -32,9 +32,9 @@ from dataclasses import dataclass, field
 
 from corpus import Utterance, event_of
 
-from fedtools.files.dropped import Dropped
-from fedtools.files.errors import UserError
-from fedtools.files.seeds import seed64
+from fedtools.core.errors import UserError
+from fedtools.core.seeds import seed64
+from fedtools.data.dropped import Dropped
 
 FEWEST = 0.75
 # Table 1: speakers of Train-G, Part-1 and Part-2.

@@ -39,12 +39,12 @@ from corpus import Utterance
 from partition import UNITS, PartitionOptions, Partitions, by_speaker, partition, seconds_of
 from table1 import report_of
 
-from fedtools.files.atomic import write_text
-from fedtools.files.datadir import DataDir, byte_order, check_id, write_table
-from fedtools.files.dropped import Dropped
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.sections import Sets
-from fedtools.files.tables import write_tsv
+from fedtools.core.atomic import write_text
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.recipe_sections import Sets
+from fedtools.core.tables import write_tsv
+from fedtools.data.datadir import DataDir, byte_order, check_id, write_table
+from fedtools.data.dropped import Dropped
 
 DIRECTORIES = ("train_g", "valid", "part1", "part2", "indicator")
 # Utterances of the parts' speakers that are in none of their models.

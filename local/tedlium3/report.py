@@ -25,16 +25,16 @@ from scipy.stats import norm
 from fedtools.attack.backend import PLDA, WAYS
 from fedtools.attack.verify import COLUMNS, EASY, KINDS, OTHER, SAME
 from fedtools.attack.weights import WHOLE
-from fedtools.files.atomic import atomic_path, write_text
-from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.tables import (
+from fedtools.core.atomic import atomic_path, write_text
+from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.tables import (
     format_markdown,
     format_table,
     known_number,
     read_tsv,
     write_tsv,
 )
-from fedtools.files.text_files import read_text
+from fedtools.core.text_files import read_text
 from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import (
     Page,
@@ -256,7 +256,7 @@ def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> N
     """
     from matplotlib.ticker import MaxNLocator
 
-    from fedtools.files.drawing import drawing, line_style
+    from fedtools.core.drawing import drawing, line_style
 
     places = list(dict.fromkeys(place for place, _ in first))
     with drawing(path, (4.2 * len(places) + 0.4, 3.2)) as figure:
@@ -290,7 +290,7 @@ def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> N
 
 def plot_det(path: Path, curves: Iterable[tuple[str, Path]], title: str) -> None:
     """Plot detection error trade-offs, both rates on normal deviate scales."""
-    from fedtools.files.drawing import drawing, line_style
+    from fedtools.core.drawing import drawing, line_style
 
     columns = ("threshold", "false_rejects", "false_accepts")
     ticks = [0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99, 0.999]

@@ -10,7 +10,7 @@ from itertools import combinations
 
 from partition import UNITS, PartitionOptions, Partitions, seconds_of
 
-from fedtools.files.tables import format_table
+from fedtools.core.tables import format_table
 
 # Table 1, and the speakers with two models by section 4.2: Train-G, Part-1, Part-2, Indicator.
 TABLE_1 = {

@@ -28,7 +28,7 @@ import torch
 import transformers
 
 from fedtools.audio.log_mel import LogMel
-from fedtools.files.frozen import Place
+from fedtools.exchange.layer_cache import Place
 from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network

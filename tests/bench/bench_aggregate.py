@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.message_writer import MessageWriter
-from fedtools.files.messages import Message, Payload, Report, read_messages
-from fedtools.files.states import Spec, save_state
+from fedtools.exchange.message_writer import MessageWriter
+from fedtools.exchange.messages import Message, Payload, Report, read_messages
+from fedtools.exchange.states import Spec, save_state
 from fedtools.server import aggregate
 
 BASE = "0" * 64

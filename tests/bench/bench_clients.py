@@ -27,16 +27,16 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fedtools.files.atomic import write_text  # noqa: E402
-from fedtools.files.clips import CLIENT_COLUMNS, COLUMNS, INDEX, sum_line  # noqa: E402
-from fedtools.files.tables import format_table  # noqa: E402
+from fedtools.core.atomic import write_text  # noqa: E402
+from fedtools.core.tables import format_table  # noqa: E402
+from fedtools.data.clips import CLIENT_COLUMNS, COLUMNS, INDEX, sum_line  # noqa: E402
 
 CLIPS, CLASSES = 43, 35
 
 # Prints what was measured as JSON; `peak` is looked up every five milliseconds.
 OPENING = """
 import json, sys, threading, time
-from fedtools.files.clips import Clips
+from fedtools.data.clips import Clips
 
 def anonymous():
     with open("/proc/self/status") as status:

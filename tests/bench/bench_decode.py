@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtools.core.atomic import write_text
+from fedtools.core.tables import format_table
 from fedtools.decode.beam import LN10, BeamOptions, CtcBeamDecoder
-from fedtools.files.atomic import write_text
-from fedtools.files.tables import format_table
 from fedtools.lm.ngram import NgramFolder, train_ngram
 from fedtools.lm.tokens import Tokenizer, train_tokens
 

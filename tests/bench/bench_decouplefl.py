@@ -25,12 +25,12 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from bench_train import make_data  # noqa: E402
 
+from fedtools.core.tables import format_table  # noqa: E402
+from fedtools.data.datadir import DataDir  # noqa: E402
+from fedtools.exchange.sent_features import write_features  # noqa: E402
 from fedtools.federation.federation import Federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.federation.steps import aggregate, sample, train_local  # noqa: E402
-from fedtools.files.datadir import DataDir  # noqa: E402
-from fedtools.files.sent_features import write_features  # noqa: E402
-from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.models.asr import log_posteriors  # noqa: E402
 
 METHODS = {

@@ -29,8 +29,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from bare_networks import BARE  # noqa: E402
 
-from fedtools.files.config import read_yaml  # noqa: E402
-from fedtools.files.tables import format_table  # noqa: E402
+from fedtools.core.config import read_yaml  # noqa: E402
+from fedtools.core.tables import format_table  # noqa: E402
 from fedtools.models.keywords import NETWORKS, build_network  # noqa: E402
 
 BATCH, FRAMES, BINS, CLASSES = 32, 98, 40, 35

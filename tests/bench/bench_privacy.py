@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedtools.files.tables import format_table
+from fedtools.core.tables import format_table
 from fedtools.methods.fmp import FMP
 from fedtools.privacy.bounds import Utterances
 from fedtools.privacy.key import NoiseKey

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedtools.files.tables import format_table
+from fedtools.core.tables import format_table
 from fedtools.lm import prefixes
 from fedtools.lm.nbest_scoring import batches
 from fedtools.models.nnlm import NnlmOptions, build_nnlm, pad

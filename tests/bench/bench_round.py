@@ -31,12 +31,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 
+from fedtools.core.tables import format_table  # noqa: E402
+from fedtools.data.clips import Clip, write_clips  # noqa: E402
 from fedtools.federation.federation import Federation, Sent  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.federation.rounds import _trainer  # noqa: E402
 from fedtools.federation.steps import aggregate, sample  # noqa: E402
-from fedtools.files.clips import Clip, write_clips  # noqa: E402
-from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.methods.base import Phase  # noqa: E402
 
 MINI = ROOT / "conf/speechcommands/mini.yaml"

@@ -42,11 +42,11 @@ from bare_networks import BARE  # noqa: E402
 
 from fedtools.audio.augment import apply  # noqa: E402
 from fedtools.audio.mfcc import Mfcc  # noqa: E402
+from fedtools.core.config import read_yaml  # noqa: E402
+from fedtools.core.tables import format_table  # noqa: E402
+from fedtools.data.clips import Clips  # noqa: E402
 from fedtools.federation.federation import Federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
-from fedtools.files.clips import Clips  # noqa: E402
-from fedtools.files.config import read_yaml  # noqa: E402
-from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.models.keywords import NETWORKS  # noqa: E402
 from fedtools.tasks.kws.clips import ClipFeatures  # noqa: E402
 

@@ -21,12 +21,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import simulated  # noqa: E402
 
-from fedtools.files.tables import format_table  # noqa: E402
+from fedtools.core.tables import format_table  # noqa: E402
 
 # The real command, ended at the end of its first optimiser step.
 FIRST_STEP = """
 import os, sys
-from fedtools.files.progress import Progress
+from fedtools.core.progress import Progress
 Progress.advance = lambda *arguments: os._exit(0)
 sys.argv = ["fedtools", "train-local", sys.argv[1]]
 from fedtools.cli import main

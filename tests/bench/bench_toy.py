@@ -98,7 +98,7 @@ patch()
 
 def make_clips(folder: Path, classes: int) -> Path:
     """Write packed clips with labels, and a hole in the file in place of waveforms."""
-    from fedtools.files.clips import COLUMNS, sum_line
+    from fedtools.data.clips import COLUMNS, sum_line
 
     folder.mkdir()
     sizes, labels = draw_sizes(), labels_of(classes)

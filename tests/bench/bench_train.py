@@ -26,11 +26,11 @@ sys.path.insert(0, str(ROOT))
 from fedtools.client.options import UtteranceTraining  # noqa: E402
 from fedtools.client.trainer import Trainer  # noqa: E402
 from fedtools.client.unit import Unit  # noqa: E402
-from fedtools.files.ark import write_ark  # noqa: E402
-from fedtools.files.config import from_mapping, read_yaml  # noqa: E402
-from fedtools.files.datadir import DataDir  # noqa: E402
-from fedtools.files.private import Private  # noqa: E402
-from fedtools.files.tables import format_table  # noqa: E402
+from fedtools.core.config import from_mapping, read_yaml  # noqa: E402
+from fedtools.core.tables import format_table  # noqa: E402
+from fedtools.data.ark import write_ark  # noqa: E402
+from fedtools.data.datadir import DataDir  # noqa: E402
+from fedtools.exchange.private import Private  # noqa: E402
 from fedtools.lm.tokens import Tokenizer  # noqa: E402
 from fedtools.models.asr import build_model, losses, outputs  # noqa: E402
 from fedtools.models.training import make_optimizer  # noqa: E402

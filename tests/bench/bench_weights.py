@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.attack.updates import Update, multiply, parts_of
-from fedtools.files.messages import Message, stacked
-from fedtools.files.states import Spec, make_header, read_layout
+from fedtools.exchange.messages import Message, stacked
+from fedtools.exchange.states import Spec, make_header, read_layout
 
 MANY = 2400
 

@@ -26,9 +26,9 @@ import torch
 
 from fedtools.audio.log_mel import FRAMES, LogMel
 from fedtools.audio.wave import read_wave
+from fedtools.core.tables import format_table
+from fedtools.data.datadir import read_table
 from fedtools.decode.repetition import repeats
-from fedtools.files.datadir import read_table
-from fedtools.files.tables import format_table
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.pretrained.options import Generation
 from fedtools.models.pretrained.whisper import Whisper

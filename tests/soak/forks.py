@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import fedtools.cli
-from fedtools.files import config, datadir, nbest, states, tables, text_files
-from fedtools.files.errors import UserError
+from fedtools.core import config, tables, text_files
+from fedtools.core.errors import UserError
+from fedtools.data import datadir, nbest
+from fedtools.exchange import states
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

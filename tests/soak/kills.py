@@ -27,8 +27,8 @@ import forks
 from faults import CRASHED, Fault
 from federations import SCENARIOS, WORLDS, Process, Stage, World
 
-from fedtools.files.errors import UserError
-from fedtools.files.tables import format_table
+from fedtools.core.errors import UserError
+from fedtools.core.tables import format_table
 
 PATIENCE = 30.0
 

@@ -13,7 +13,7 @@ import simulated
 import soundfile
 import yaml
 
-from fedtools.files.datadir import DataDir, write_table
+from fedtools.data.datadir import DataDir, write_table
 
 # Where `soak.py` keeps the noise key, next to the record of releases.
 SECRET = "secret"

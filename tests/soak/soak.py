@@ -39,8 +39,8 @@ import world  # noqa: E402
 from more_inputs import SECRET  # noqa: E402
 from mutate import mutate  # noqa: E402
 
-from fedtools.files import tables  # noqa: E402
-from fedtools.files.errors import UserError  # noqa: E402
+from fedtools.core import tables  # noqa: E402
+from fedtools.core.errors import UserError  # noqa: E402
 
 SECONDS = 40.0
 # In addition to what the process has at its start.

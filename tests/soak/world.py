@@ -17,7 +17,7 @@ import numpy as np
 import simulated
 import soundfile
 
-from fedtools.files.datadir import DataDir
+from fedtools.data.datadir import DataDir
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 Call = Callable[[Sequence[str]], None]

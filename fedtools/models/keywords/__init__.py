@@ -19,9 +19,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fedtools.files.config import from_mapping, option_error, unknown
-from fedtools.files.errors import UserError
-from fedtools.files.registry import Registry, undeclared
+from fedtools.core.config import from_mapping, option_error, unknown
+from fedtools.core.errors import UserError
+from fedtools.core.registry import Registry, undeclared
 from fedtools.models.keywords.base import Network, Sizes
 from fedtools.models.pretrained.folder import Folder
 from fedtools.models.pretrained.options import is_pretrained

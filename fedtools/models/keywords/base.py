@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from fedtools.files.config import Share
-from fedtools.files.errors import UserError
+from fedtools.core.config import Share
+from fedtools.core.errors import UserError
 from fedtools.models.stacked import Linear
 
 # The parts of a network above its encoder.

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtools.files.config import from_mapping
-from fedtools.files.errors import UserError
+from fedtools.core.config import from_mapping
+from fedtools.core.errors import UserError
 from fedtools.models.keywords.base import Network
 from fedtools.models.pretrained.build import build_encoder, depth_of
 from fedtools.models.pretrained.folder import Folder, open_known

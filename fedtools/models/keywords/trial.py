@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtools.files.errors import UserError
-from fedtools.files.registry import line_in
+from fedtools.core.errors import UserError
+from fedtools.core.registry import line_in
 from fedtools.models.keywords import make_network, sizes_of
 from fedtools.models.keywords.base import HEADS, Network, Sizes
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtools.files.errors import UserError
-from fedtools.files.states import load_state, save_state
+from fedtools.core.errors import UserError
+from fedtools.exchange.states import load_state, save_state
 from fedtools.models.lfmmi.forward_backward import Packed, pack, posteriors
 from fedtools.models.lfmmi.graph import Graph, denominator, estimate, numerator, word_starts
 from fedtools.models.lfmmi.loss import OUTPUT_L2, lfmmi_losses

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from fedtools.files.config import option_error
+from fedtools.core.config import option_error
 from fedtools.models.adaptation import Adapt
 from fedtools.models.adapters import Rows, adapt
 from fedtools.models.pretrained.encoders import Encoder, WhisperEncoder

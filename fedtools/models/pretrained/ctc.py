@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fedtools.files.config import from_mapping, option_error
+from fedtools.core.config import from_mapping, option_error
 from fedtools.models.criteria import Ctc
 from fedtools.models.pretrained.build import Recogniser, build_encoder, depth_of
 from fedtools.models.pretrained.folder import open_known

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtools.files.atomic import atomic_path, check_new, new_folder, write_text
-from fedtools.files.errors import UserError
-from fedtools.files.states import save_state
+from fedtools.core.atomic import atomic_path, check_new, new_folder, write_text
+from fedtools.core.errors import UserError
+from fedtools.exchange.states import save_state
 from fedtools.models.adaptation import Adapt
 from fedtools.models.adapters import Trained, merged
 from fedtools.models.pretrained.folder import PREFIXES, PREPROCESSOR, WEIGHTS, Folder

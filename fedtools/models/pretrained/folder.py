@@ -13,11 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtools.files.atomic import sha256_once
-from fedtools.files.clips import RATE
-from fedtools.files.errors import INSTALL_PRETRAINED, UserError
-from fedtools.files.json_files import read_object
-from fedtools.files.text_files import open_input
+from fedtools.core.atomic import sha256_once
+from fedtools.core.errors import INSTALL_PRETRAINED, UserError
+from fedtools.core.json_files import read_object
+from fedtools.core.text_files import open_input
+from fedtools.data.clips import RATE
 from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
 from fedtools.models.pretrained.sizes import check_sizes
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from fedtools.files.config import (
+from fedtools.core.config import (
     AboveZero,
     Natural,
     Positive,
@@ -39,7 +39,7 @@ class Pretrained:
         head_share: for keywords, see `fedtools.models.keywords.base.Sizes`.
         specaug, specaug_conf: for speech recognition, with ESPnet's keys.
         cache_frozen: compute the outputs of the frozen layers at the bottom once, and cache them on
-            disk, see `fedtools.files.frozen`.
+            disk, see `fedtools.exchange.layer_cache`.
         cache_dtype: type of the cached outputs.
         cache_limit: largest size of the outputs in megabytes, for all splits together.
     """

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 
 # No number in a configuration of a model that speech recognition uses is larger.
 _MOST = 1_000_000

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtools.files.config import from_mapping, option_error
-from fedtools.files.errors import UserError
-from fedtools.files.json_files import read_object
+from fedtools.core.config import from_mapping, option_error
+from fedtools.core.errors import UserError
+from fedtools.core.json_files import read_object
 from fedtools.models.adapters import adapt
 from fedtools.models.pretrained.build import Recogniser, depth_of
 from fedtools.models.pretrained.encoders import WhisperEncoder, attention_mask

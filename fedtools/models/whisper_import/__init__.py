@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedtools.files.atomic import check_new
-from fedtools.files.errors import UserError
+from fedtools.core.atomic import check_new
+from fedtools.core.errors import UserError
 from fedtools.models.whisper_import.ctranslate2 import read_ctranslate2
 from fedtools.models.whisper_import.folder import write_folder
 from fedtools.models.whisper_import.openai import read_openai

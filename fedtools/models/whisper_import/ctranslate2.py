@@ -17,8 +17,8 @@ from typing import BinaryIO, NoReturn
 
 import torch
 
-from fedtools.files.errors import UserError
-from fedtools.files.text_files import open_input
+from fedtools.core.errors import UserError
+from fedtools.core.text_files import open_input
 from fedtools.models.whisper_import.network import EMBEDDING, Sizes, Whisper, check
 
 _VERSION = 6

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedtools.files.atomic import atomic_path, new_folder, write_text
+from fedtools.core.atomic import atomic_path, new_folder, write_text
 from fedtools.models.torch_files import save_tensors
 from fedtools.models.whisper_import.network import EMBEDDING, Sizes, Whisper
 from fedtools.models.whisper_import.tokens import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 
 EMBEDDING = "model.decoder.embed_tokens.weight"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
 from fedtools.models.torch_files import load_tensors
 from fedtools.models.whisper_import.network import Sizes, Whisper, check
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtools.files.errors import UserError
-from fedtools.files.json_files import parse_object, read_object
-from fedtools.files.text_files import read_text
+from fedtools.core.errors import UserError
+from fedtools.core.json_files import parse_object, read_object
+from fedtools.core.text_files import read_text
 
 END = "<|endoftext|>"
 START = "<|startoftranscript|>"

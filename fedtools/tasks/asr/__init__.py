@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedtools.files import symbols
-from fedtools.files.config import from_mapping
+from fedtools.core.config import from_mapping
+from fedtools.data import symbols
 from fedtools.lm.whisper_tokens import FILES as WHISPER_FILES
 from fedtools.methods.base import FEATURES, MODEL, OPTIMIZER
 from fedtools.models.pretrained.folder import with_sum

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedtools.files.datadir import DataDir
+from fedtools.data.datadir import DataDir
 
 
 def missing_archive(data: DataDir, client: str) -> Path | None:

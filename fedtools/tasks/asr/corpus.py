@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
-from fedtools.files.config import read_yaml
-from fedtools.files.datadir import DataDir, invert
-from fedtools.files.errors import UserError
-from fedtools.files.feature_kinds import kind_of
-from fedtools.files.frozen import place_of
-from fedtools.files.ledger import SERVER_ROW, read_round
-from fedtools.files.messages import COUNTED
-from fedtools.files.received import Seal
-from fedtools.files.sent_features import open_sent, sent_names
+from fedtools.core.config import read_yaml
+from fedtools.core.errors import UserError
+from fedtools.core.untrusted import Seal
+from fedtools.data.datadir import DataDir, invert
+from fedtools.data.feature_kinds import kind_of
+from fedtools.exchange.layer_cache import place_of
+from fedtools.exchange.ledger import SERVER_ROW, read_round
+from fedtools.exchange.messages import COUNTED
+from fedtools.exchange.sent_features import open_sent, sent_names
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method

@@ -16,13 +16,13 @@ from torch import nn
 from fedtools.audio.log_mel import FRAMES
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import Key, Source
-from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.errors import UserError, some
-from fedtools.files.perturb import SPEED_TABLE, speakers_of
-from fedtools.files.received import Seal
-from fedtools.files.seeds import generator, seed64
-from fedtools.files.units import UTT2LANG, unit_of
+from fedtools.core.errors import UserError, some
+from fedtools.core.seeds import generator, seed64
+from fedtools.core.untrusted import Seal
+from fedtools.data.ark import FeatureReader
+from fedtools.data.datadir import DataDir, read_table
+from fedtools.data.perturb import SPEED_TABLE, speakers_of
+from fedtools.data.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.asr import input_kind_of, input_size_of, positions, trained_by

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir
-from fedtools.files.errors import UserError
+from fedtools.core.errors import UserError
+from fedtools.data.ark import FeatureReader
+from fedtools.data.datadir import DataDir
 from fedtools.lm.whisper_tokens import FILES, WhisperTokens
 from fedtools.models.pretrained.whisper import Whisper
 

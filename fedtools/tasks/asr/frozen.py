@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from fedtools.client.options import UtteranceTraining
-from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir
-from fedtools.files.frozen import Part, Place
+from fedtools.data.ark import FeatureReader
+from fedtools.data.datadir import DataDir
+from fedtools.exchange.layer_cache import Part, Place
 from fedtools.methods.base import Method
 from fedtools.models.asr import shortest_input
 from fedtools.models.pretrained.options import Pretrained

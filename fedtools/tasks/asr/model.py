@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import Models
+from fedtools.core.errors import UserError
 from fedtools.decode.greedy import greedy
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.states import spec_of
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.states import spec_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import SHARED, Method

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fedtools.core.config import from_mapping
+from fedtools.core.errors import UserError
 from fedtools.decode.repetition import compression_ratio, repeats
-from fedtools.files.config import from_mapping
-from fedtools.files.errors import UserError
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.pretrained.options import Generation
 from fedtools.models.pretrained.whisper import POSITIONS_PER_SECOND

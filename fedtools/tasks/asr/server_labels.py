@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 
 from fedtools.client.options import UtteranceTraining
+from fedtools.core.atomic import remove
+from fedtools.core.config import from_mapping, option_error, read_yaml
+from fedtools.core.errors import UserError
+from fedtools.core.progress import Count
+from fedtools.data.datadir import read_table, write_table
+from fedtools.data.nbest import Hypothesis, best_text
 from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
 from fedtools.decode.lists import TunedWeights
 from fedtools.decode.repetition import repeats
-from fedtools.files.atomic import remove
-from fedtools.files.config import from_mapping, option_error, read_yaml
-from fedtools.files.datadir import read_table, write_table
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.nbest import Hypothesis, best_text
-from fedtools.files.private import make_private
-from fedtools.files.progress import Count
-from fedtools.files.sent_features import feature_paths
-from fedtools.files.states import load_state
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.private import make_private
+from fedtools.exchange.sent_features import feature_paths
+from fedtools.exchange.states import load_state
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method

@@ -11,16 +11,16 @@ import torch
 
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import SERVER
+from fedtools.core.config import from_mapping
+from fedtools.core.errors import UserError, some
+from fedtools.data.ark import FRAMES_PER_HOUR
+from fedtools.data.clips import RATE
+from fedtools.data.perturb import speakers_of
 from fedtools.decode.beam import BeamOptions
-from fedtools.files.ark import FRAMES_PER_HOUR
-from fedtools.files.clips import RATE
-from fedtools.files.config import from_mapping
-from fedtools.files.errors import UserError, some
-from fedtools.files.experiment import Experiment
-from fedtools.files.messages import Payload
-from fedtools.files.options import Options
-from fedtools.files.perturb import speakers_of
-from fedtools.files.sent_features import Features
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.messages import Payload
+from fedtools.exchange.options import Options
+from fedtools.exchange.sent_features import Features
 from fedtools.lm.tokens import warn_of_unspelled
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Extracted, Method, Phase

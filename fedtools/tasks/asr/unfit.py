@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from torch import nn
 
 from fedtools.client.options import UtteranceTraining
-from fedtools.files.datadir import DataDir, invert
-from fedtools.files.errors import UserError, some
+from fedtools.core.errors import UserError, some
+from fedtools.data.datadir import DataDir, invert
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.asr import longest_input, shortest_input, trained_by

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedtools.files.clips import LENGTH, Clips
+from fedtools.data.clips import LENGTH, Clips
 from fedtools.methods.base import LABELS, MODEL
 from fedtools.models.pretrained.folder import with_sum
 from fedtools.tasks import TASKS

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedtools.audio.augment import Plan, apply
 from fedtools.client.options import ClipTraining
-from fedtools.files.clips import RATE, Clips
-from fedtools.files.errors import UserError
-from fedtools.files.frozen import Outputs
+from fedtools.core.errors import UserError
+from fedtools.data.clips import RATE, Clips
+from fedtools.exchange.layer_cache import Outputs
 from fedtools.models.clip_batch import ClipBatch
 from fedtools.tasks.kws.frozen import ClipOutputs
 

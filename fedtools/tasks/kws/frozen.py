@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from fedtools.audio.front_end import front_end
 from fedtools.client.options import ClipTraining
-from fedtools.files.clips import Clips, check_sums
-from fedtools.files.config import option_error
-from fedtools.files.frozen import Outputs, Part, Place, place_of
+from fedtools.core.config import option_error
+from fedtools.data.clips import Clips, check_sums
+from fedtools.exchange.layer_cache import Outputs, Part, Place, place_of
 from fedtools.methods.base import Method
 from fedtools.models.keywords import inputs_of
 from fedtools.models.keywords.base import Network
@@ -53,7 +53,7 @@ class AboveFrozen(nn.Module):
 
 
 class ClipOutputs:
-    """The outputs of frozen layers for folders of clips; see `fedtools.files.frozen`.
+    """The outputs of frozen layers for folders of clips; see `fedtools.exchange.layer_cache`.
 
     Args:
         options: of the model.

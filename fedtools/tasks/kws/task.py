@@ -20,12 +20,12 @@ from fedtools.audio.front_end import front_end
 from fedtools.audio.mfcc import frames_of
 from fedtools.client.options import ClipTraining
 from fedtools.client.unit import SERVER
-from fedtools.files.clips import RATE, Clips, read_classes, read_length
-from fedtools.files.config import from_mapping, option_error
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.messages import Limits
-from fedtools.files.options import Options
+from fedtools.core.config import from_mapping, option_error
+from fedtools.core.errors import UserError
+from fedtools.data.clips import RATE, Clips, read_classes, read_length
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.messages import Limits
+from fedtools.exchange.options import Options
 from fedtools.methods.base import Method, Phase
 from fedtools.models.adaptation import BASE, has_base
 from fedtools.models.clip_batch import ClipBatch

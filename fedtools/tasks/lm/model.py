@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedtools.client.objective import Objective
 from fedtools.client.unit import Key, Models, Source
-from fedtools.files.config import Positive
-from fedtools.files.seeds import generator
+from fedtools.core.config import Positive
+from fedtools.core.seeds import generator
 from fedtools.models.nnlm import (
     IGNORED,
     NnlmOptions,

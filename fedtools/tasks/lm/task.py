@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from fedtools.files.config import from_mapping, read_yaml
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.options import Options
+from fedtools.core.config import from_mapping, read_yaml
+from fedtools.core.errors import UserError
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.options import Options
 from fedtools.lm.nbest_scoring import score
 from fedtools.lm.nnlm import Nnlm
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm

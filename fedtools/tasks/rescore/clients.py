@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from fedtools.files.experiment import Experiment
+from fedtools.exchange.experiment import Experiment
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.methods.fmp import FMP, ClientState

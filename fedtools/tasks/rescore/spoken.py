@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.symbols import words_of
+from fedtools.core.errors import UserError
+from fedtools.data.symbols import words_of
+from fedtools.exchange.experiment import Experiment
 from fedtools.score.align import count_errors
 
 

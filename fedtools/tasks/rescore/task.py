@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
-from fedtools.files.ledger import SERVER_ROW
-from fedtools.files.messages import Payload
-from fedtools.files.states import Spec
+from fedtools.core.errors import UserError
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.ledger import SERVER_ROW
+from fedtools.exchange.messages import Payload
+from fedtools.exchange.states import Spec
 from fedtools.lm.reweighting import Weights, warn_of_no_lm
 from fedtools.lm.stream import NO_TIMES, Stream, open_stream, times_in
 from fedtools.lm.word_scores import NBEST

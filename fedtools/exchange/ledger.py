@@ -1,0 +1,101 @@
+"""The ledger: the costs of every client in every round, in bytes, epochs and seconds.
+
+Each round has its own `round_0007/ledger.tsv`, written once, when the round is closed; the ledger
+of an experiment is their sum. Seconds differ between runs, all other columns do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedtools.core.errors import UserError
+from fedtools.core.tables import count, number, read_tsv, write_tsv
+from fedtools.core.text_files import read_lines
+from fedtools.data.datadir import check_id
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.messages import OK
+
+# The client column of the row for the server's own work; no client can have this name.
+SERVER_ROW = "-"
+
+
+class LedgerRow(NamedTuple):
+    """One client, or the server, in one round.
+
+    `bytes_down` and `bytes_up` are sizes of sent files, those of refused messages included; a
+    refused client has 0 steps, epochs and seconds, because its own report does not count. `status`
+    is OK, COLLAPSED, CAPPED, LARGE, or the reason for which the client's message was refused. If
+    the server trains, a client whose labels collapsed has a row without costs; if the data have no
+    clients, that row is the server's.
+    """
+
+    round: int
+    client: str
+    bytes_down: int = 0
+    bytes_up: int = 0
+    steps: int = 0
+    client_epochs: float = 0.0
+    server_epochs: float = 0.0
+    seconds: float = 0.0
+    status: str = OK
+
+
+COLUMNS = LedgerRow._fields
+
+
+def write_ledger(path: Path, rows: Sequence[LedgerRow]) -> None:
+    """Write the rows of one round."""
+    numbers = ("client_epochs", "server_epochs")
+    write_tsv(
+        path,
+        COLUMNS,
+        [
+            {
+                **row._asdict(),
+                **{name: f"{getattr(row, name):g}" for name in numbers},
+                "seconds": f"{row.seconds:.3f}",
+                "status": " ".join(row.status.split()) or OK,
+            }
+            for row in rows
+        ],
+    )
+
+
+def read_ledger(experiment: Experiment) -> Iterator[LedgerRow]:
+    """Yield the rows of all complete rounds, in order.
+
+    Raises:
+        UserError: naming file and line, if a file is missing or was changed, or a row is malformed.
+    """
+    for at in range(1, experiment.last_round() + 1):
+        yield from read_round(experiment, at)
+
+
+def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
+    """Yield the rows of one complete round; errors as in `read_ledger`."""
+    experiment.round(at).check_ledger()
+    path = experiment.round(at).ledger
+    seen: set[str] = set()
+    for line, row in enumerate(_rows(path), 2):
+        client = row["client"]
+        if client != SERVER_ROW:
+            check_id(client, "client", path, line)
+        if client in seen or count(row, "round", path, line) != at:
+            problem = f"{client!r} is duplicated, or is of another round"
+            raise UserError(problem, path=path, line=line)
+        seen.add(client)
+        down, up, steps = (count(row, name, path, line) for name in COLUMNS[2:5])
+        theirs, ours, seconds = (number(row, name, path, line) for name in COLUMNS[5:8])
+        yield LedgerRow(at, client, down, up, steps, theirs, ours, seconds, row["status"])
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    try:
+        return read_tsv(path, COLUMNS)
+    except UserError:
+        if read_lines(path)[:1] != ["\t".join(name for name in COLUMNS if name != "steps")]:
+            raise
+    problem = "no column 'steps': an earlier version closed this round"
+    raise UserError(problem, path=path, remedy="continue with that version, or begin anew")

@@ -1,1 +1,0 @@
-"""Everything on disk: formats, atomic writes, and the errors users see. Knows no torch module."""
