@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from fedtools.attack.footprints import Probe
+from fedtools.attack.victims import Probe
 from fedtools.models.asr import build_model
 
 TOKENS = ["<blank>", "a", "b", "<sos/eos>"]

@@ -12,13 +12,13 @@ import pytest
 from conftest import inside
 from updates_world import begin, data_with_constants, plant, speakers
 
-from fedtools.attack.a2 import A2Setup, Side, _learnt, _part
 from fedtools.attack.defences import defended, groups_of
 from fedtools.attack.knowledge import ATTACKERS
 from fedtools.attack.options import A2
-from fedtools.attack.verify import COLUMNS
+from fedtools.attack.speakers.a2 import A2Setup, Side, _learnt, _part
+from fedtools.attack.speakers.verify import COLUMNS
+from fedtools.attack.speakers.xvectors import Training
 from fedtools.attack.victims import Victims, sound_victims
-from fedtools.attack.xvectors import Training
 from fedtools.core.errors import UserError
 from fedtools.core.tables import read_tsv
 from fedtools.federation.federation import Federation

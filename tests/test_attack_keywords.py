@@ -12,7 +12,7 @@ import torch
 from conftest import inside
 from safetensors.numpy import load_file, save_file
 
-from fedtools.attack.verify import COLUMNS
+from fedtools.attack.speakers.verify import COLUMNS
 from fedtools.attack.victims import make_probe
 from fedtools.core.tables import read_tsv
 from fedtools.federation.federation import Federation

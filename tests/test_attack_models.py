@@ -14,15 +14,15 @@ from conftest import inside
 from safetensors.numpy import load_file, save_file
 from simulated import one_speaker_each
 
-from fedtools.attack.a2 import A2Setup, Side
-from fedtools.attack.footprint_files import (
+from fedtools.attack.speakers.a2 import A2Setup, Side
+from fedtools.attack.speakers.footprint_files import (
     FootprintSetup,
     Prints,
     read_footprints,
     write_footprints,
 )
-from fedtools.attack.verify import COLUMNS as VERIFIED
-from fedtools.attack.verify import decide, known_speakers, make_trials, read_models
+from fedtools.attack.speakers.verify import COLUMNS as VERIFIED
+from fedtools.attack.speakers.verify import decide, known_speakers, make_trials, read_models
 from fedtools.attack.victims import find_victims, sound_victims
 from fedtools.core.errors import UserError
 from fedtools.core.tables import read_tsv

@@ -10,8 +10,15 @@ from conftest import inside
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from fedtools.attack.attributes import COLUMNS, areas, attack, balanced, cross_validated, deal
-from fedtools.attack.footprint_files import Prints
+from fedtools.attack.speakers.attributes import (
+    COLUMNS,
+    areas,
+    attack,
+    balanced,
+    cross_validated,
+    deal,
+)
+from fedtools.attack.speakers.footprint_files import Prints
 from fedtools.core.config import write_yaml
 from fedtools.core.tables import read_tsv, write_tsv
 from fedtools.data.ark import write_ark

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from fedtools.attack.backend import CALIBRATED, BackEnd, Calibrated, Learnt
+from fedtools.attack.speakers.backend import CALIBRATED, BackEnd, Calibrated, Learnt
 from fedtools.core.errors import UserError
 from fedtools.score.calibration import cllr, fit_ratios, min_cllr
 from fedtools.score.verification import equal_error_rate

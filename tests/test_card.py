@@ -9,10 +9,10 @@ import pytest
 from conftest import inside
 from PIL import Image
 
-from fedtools.attack.attributes import COLUMNS as OF_ATTRIBUTES
-from fedtools.attack.membership import COLUMNS as OF_MEMBERSHIP
-from fedtools.attack.recovered import COLUMNS as OF_INVERSION
-from fedtools.attack.verify import COLUMNS
+from fedtools.attack.membership.attack import COLUMNS as OF_MEMBERSHIP
+from fedtools.attack.recovery.recovered import COLUMNS as OF_INVERSION
+from fedtools.attack.speakers.attributes import COLUMNS as OF_ATTRIBUTES
+from fedtools.attack.speakers.verify import COLUMNS
 from fedtools.core.tables import read_tsv, write_tsv
 
 RUN = Path(__file__).parents[1] / "egs" / "tedlium3" / "attack1"

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from simulated import one_speaker_each
 
 from fedtools.attack.defences import Defence, defended, partition
-from fedtools.attack.footprint_files import read_footprints
+from fedtools.attack.speakers.footprint_files import read_footprints
 from fedtools.attack.victims import find_victims
 from fedtools.core.errors import UserError
 from fedtools.federation.federation import Federation

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probes import ENCODERS, asr_probe
 
-from fedtools.attack.a1 import attack, distances, rho, unit
-from fedtools.attack.footprint_files import Prints
-from fedtools.attack.footprints import Moments, Probe, footprints
-from fedtools.attack.layers import PARTS, hidden_layers
 from fedtools.attack.options import A1
-from fedtools.attack.verify import COLUMNS, Model
+from fedtools.attack.speakers.a1 import attack, distances, rho, unit
+from fedtools.attack.speakers.footprint_files import Prints
+from fedtools.attack.speakers.footprints import Moments, footprints
+from fedtools.attack.speakers.layers import PARTS, hidden_layers
+from fedtools.attack.speakers.verify import COLUMNS, Model
+from fedtools.attack.victims import Probe
 from fedtools.core.tables import read_tsv
 from fedtools.models.keywords import NETWORKS, build_network
 from fedtools.tasks.kws.model import tensors_of

@@ -18,11 +18,11 @@ from test_language import begin as begin_language
 from test_language import world as language  # noqa: F401
 from torch import nn
 
-from fedtools.attack.bag_of_words import Output, ranked, scores_of
-from fedtools.attack.matching import Plan, Simulation, distance, match
 from fedtools.attack.options import Inversion
-from fedtools.attack.readout import constant_of
-from fedtools.attack.recovered import COLUMNS, Item, assigned, correlation, voices
+from fedtools.attack.recovery.bag_of_words import Output, ranked, scores_of
+from fedtools.attack.recovery.matching import Plan, Simulation, distance, match
+from fedtools.attack.recovery.recovered import COLUMNS, Item, assigned, correlation, voices
+from fedtools.attack.speakers.readout import constant_of
 from fedtools.audio.features import FeatureConfig, compute
 from fedtools.audio.griffin_lim import Front
 from fedtools.core.tables import read_tsv

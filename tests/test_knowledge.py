@@ -13,13 +13,13 @@ from conftest import inside
 from scipy.stats import binom
 from updates_world import State, begin, data_with_constants, plant, sent, speakers
 
-from fedtools.attack import a1, attributes
-from fedtools.attack.cohort import blocks, combine, cosines, score_pairs
 from fedtools.attack.defences import defended
-from fedtools.attack.footprint_files import Prints, undefended
 from fedtools.attack.knowledge import ATTACKERS, IGNORANT, LAZY, SEMI, Versions, attackers
 from fedtools.attack.options import A1
-from fedtools.attack.verify import COLUMNS, Model
+from fedtools.attack.speakers import a1, attributes
+from fedtools.attack.speakers.cohort import blocks, combine, cosines, score_pairs
+from fedtools.attack.speakers.footprint_files import Prints, undefended
+from fedtools.attack.speakers.verify import COLUMNS, Model
 from fedtools.attack.victims import find_victims
 from fedtools.core.errors import UserError
 from fedtools.core.tables import read_tsv

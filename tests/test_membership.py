@@ -18,11 +18,11 @@ from safetensors.numpy import load_file, save_file
 from scipy.stats import beta
 from test_adapters import CONFORMER
 
-from fedtools.attack.evidence import Evidence
-from fedtools.attack.membership import COLUMNS, World
+from fedtools.attack.membership.attack import COLUMNS, World
+from fedtools.attack.membership.evidence import Evidence
+from fedtools.attack.membership.shadows import train
+from fedtools.attack.membership.trials import ANYBODY, SAME
 from fedtools.attack.options import Updates
-from fedtools.attack.shadows import train
-from fedtools.attack.trials import ANYBODY, SAME
 from fedtools.attack.victims import sound_victims
 from fedtools.core.tables import read_tsv
 from fedtools.data.datadir import DataDir

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.special import logit
 from scipy.stats import binomtest, gmean, norm
 
-from fedtools.attack.membership import RATES, area, judge
-from fedtools.attack.scores import Seen, blind, offline, online, rmia, scores_of
+from fedtools.attack.membership.attack import RATES, area, judge
+from fedtools.attack.membership.scores import Seen, blind, offline, online, rmia, scores_of
 
 COUNT, MODELS = 4000, 100
 SPREAD, GAIN = 0.7, 1.2

@@ -19,7 +19,7 @@ from pretrained_models import save_recogniser, save_wave, save_whisper
 from safetensors.torch import load_file
 from test_adapters import CONFORMER
 
-from fedtools.attack.verify import COLUMNS
+from fedtools.attack.speakers.verify import COLUMNS
 from fedtools.core.tables import read_tsv
 from fedtools.data.ark import write_ark
 from fedtools.data.datadir import DataDir

@@ -17,8 +17,8 @@ from test_language import world as language  # noqa: F401
 from torch import nn
 from updates_world import CONSTANT, INPUTS, MODEL, SGD, begin, data_with_constants, sent, speakers
 
-from fedtools.attack.readout import constant_of
-from fedtools.attack.verify import COLUMNS
+from fedtools.attack.speakers.readout import constant_of
+from fedtools.attack.speakers.verify import COLUMNS
 from fedtools.core.tables import read_tsv
 from fedtools.data.ark import FeatureReader, write_ark
 from fedtools.data.datadir import DataDir

@@ -17,8 +17,8 @@ from forked import forked
 from recorder import calls, record
 from safetensors import safe_open
 
+from fedtools.attack.speakers.verify import COLUMNS
 from fedtools.attack.utility import UTILITY
-from fedtools.attack.verify import COLUMNS
 from fedtools.core.tables import read_tsv, write_tsv
 from fedtools.data.datadir import read_table, write_table
 from fedtools.exchange.states import load_state

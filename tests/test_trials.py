@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedtools.attack.shadows import plan
-from fedtools.attack.trials import ANYBODY, SAME, Draw, Trials
+from fedtools.attack.membership.shadows import plan
+from fedtools.attack.membership.trials import ANYBODY, SAME, Draw, Trials
 from fedtools.tasks.base import Items
 
 PEOPLE = tuple("abcdefgh")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtools.attack.verify import Model, decide, make_trials
+from fedtools.attack.speakers.verify import Model, decide, make_trials
 from fedtools.core.errors import UserError
 from fedtools.score.trials import Trials
 

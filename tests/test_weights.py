@@ -18,9 +18,9 @@ from safetensors.numpy import load_file, save_file
 from scipy.stats import binom
 from updates_world import begin, data_with_constants, plant, sent, speakers
 
-from fedtools.attack.cohort import blocks, combine, cosines, normed, score_pairs
+from fedtools.attack.speakers.cohort import blocks, combine, cosines, normed, score_pairs
+from fedtools.attack.speakers.verify import COLUMNS
 from fedtools.attack.updates import find_updates, multiply, parts_of
-from fedtools.attack.verify import COLUMNS
 from fedtools.core.tables import read_tsv
 from fedtools.federation.federation import Federation
 from fedtools.score.calibration import cllr, fit_ratios

@@ -12,7 +12,7 @@ import torch
 from probes import asr_probe
 
 from fedtools.attack.options import A2
-from fedtools.attack.xvectors import (
+from fedtools.attack.speakers.xvectors import (
     Differences,
     Training,
     View,

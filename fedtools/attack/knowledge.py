@@ -24,12 +24,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtools.attack.cohort import Block
-
 IGNORANT, LAZY, SEMI = "ignorant", "lazy-informed", "semi-informed"
 # Values of the columns for the defence and the attacker where there is no defence.
 NO_DEFENCE = "none"
 ANY = "-"
+
+
+class Block(NamedTuple):
+    """Pairs that are scored with one cohort; all three are indices of models."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    cohort: np.ndarray
 
 
 class Attacker(NamedTuple):

@@ -9,10 +9,10 @@ from annotated_types import Ge, Gt, Lt
 
 from fedtools.core.ranges import AboveZero, Natural, Positive
 
-# Copy of `fedtools.attack.layers.PARTS`, whose module imports torch. Of a TDNN's layer: its affine
-# part; relu, which follows it; or norm, the BatchNorm after that.
+# Copy of PARTS in `fedtools.attack.speakers.layers`, which imports torch. Of a TDNN's layer: its
+# affine part; relu, which follows it; or norm, the BatchNorm after that.
 Part = Literal["affine", "relu", "norm"]
-# See `fedtools.attack.a1`.
+# See `fedtools.attack.speakers.a1`.
 Score = Literal["literal", "unit", "cohort"]
 # Number of trials of two speakers, in both attacks on models.
 _TRIALS = 10_000

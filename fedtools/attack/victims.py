@@ -6,13 +6,14 @@ Tensors that clients keep are not sent: attacks use those of the global model.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor, nn
 
-from fedtools.attack.footprints import Probe, State
 from fedtools.core.errors import UserError
 from fedtools.data.datadir import read_table
 from fedtools.exchange.messages import Message, Refusal, read_messages, sums_of
@@ -22,6 +23,24 @@ from fedtools.federation.steps import jobs_of
 from fedtools.methods.base import SHARED
 from fedtools.models.copies import copy_of
 from fedtools.tasks.parts import INDICATOR, MODELS, SPEAKERS
+
+State = Mapping[str, Any]
+
+
+class Probe(NamedTuple):
+    """Models of one kind, and inputs on which an attacker compares them.
+
+    Attributes:
+        models: models of one architecture; the first one is the global model.
+        tensors: returns a model's parameters and buffers by name, not copied.
+        run: computes a model's hidden layers for an input.
+        inputs: yields the inputs of the Indicator, one after the other, without padding.
+    """
+
+    models: Sequence[nn.Module]
+    tensors: Callable[[nn.Module], dict[str, Tensor]]
+    run: Callable[[nn.Module, Any], Any]
+    inputs: Callable[[], Iterator[Any]]
 
 
 @dataclass(frozen=True)

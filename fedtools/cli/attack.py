@@ -17,8 +17,8 @@ from fedtools.cli.report import RESAMPLES
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from fedtools.attack.footprint_files import Prints
-    from fedtools.attack.verify import Model
+    from fedtools.attack.speakers.footprint_files import Prints
+    from fedtools.attack.speakers.verify import Model
 
 Section = TypeVar("Section", bound="DataclassInstance")
 
@@ -103,8 +103,8 @@ def read_prints(
     plain: Sequence[Path] = (),
 ) -> Read:
     """Read the footprints in DIR..., in a cohort's folders, and in those without the defence."""
-    from fedtools.attack.footprint_files import join, read_footprints, undefended
-    from fedtools.attack.verify import known_speakers
+    from fedtools.attack.speakers.footprint_files import join, read_footprints, undefended
+    from fedtools.attack.speakers.verify import known_speakers
 
     if len(folders) < 2:
         raise typer.BadParameter("at least one folder and OUT", param_hint="DIR... OUT")
@@ -170,9 +170,9 @@ def attack_features(
         exp/mini/decouplefl/seed0/attacks --server-data data/mini/server_train --text \
         data/mini/train/text
     """
-    from fedtools.attack.figures import COLUMNS
-    from fedtools.attack.run import Options
-    from fedtools.attack.run import attack_features as run
+    from fedtools.attack.features.attack import Options
+    from fedtools.attack.features.attack import attack_features as run
+    from fedtools.attack.features.figures import COLUMNS
     from fedtools.core.config import read_section
 
     chosen = [name for name in clients.split(",") if name] if clients is not None else []
@@ -243,7 +243,7 @@ def footprints(
     Example in egs/tedlium3/attack1: fedtools attack footprints exp/mini/part2 \
         exp/mini/part2/footprints.relu --indicator data/mini/indicator_iv --round 1
     """
-    from fedtools.attack.footprint_files import FootprintSetup, write_footprints
+    from fedtools.attack.speakers.footprint_files import FootprintSetup, write_footprints
 
     if job > nj:
         raise typer.BadParameter(f"--job {job} of --nj {nj}")
@@ -297,8 +297,8 @@ def a1(
     Example in egs/tedlium3/attack1: fedtools attack a1 exp/mini/part2/footprints.relu \
         exp/mini/a1.relu.part2 --models data/mini/models.tsv
     """
-    from fedtools.attack.a1 import attack as run
-    from fedtools.attack.verify import COLUMNS
+    from fedtools.attack.speakers.a1 import attack as run
+    from fedtools.attack.speakers.verify import COLUMNS
     from fedtools.core.config import read_section
 
     options = given_by(read_section(A1, config, "a1", set_), others=others)
@@ -361,10 +361,10 @@ def a2(
         --indicator data/mini/indicator_iv --layer 1 --models data/mini/models.tsv \
         --config conf/mini.yaml
     """
-    from fedtools.attack.a2 import A2Setup
-    from fedtools.attack.a2 import attack as run
-    from fedtools.attack.verify import COLUMNS
-    from fedtools.attack.xvectors import Training
+    from fedtools.attack.speakers.a2 import A2Setup
+    from fedtools.attack.speakers.a2 import attack as run
+    from fedtools.attack.speakers.verify import COLUMNS
+    from fedtools.attack.speakers.xvectors import Training
     from fedtools.core.config import read_section
 
     options = given_by(read_section(A2, config, "a2", set_), others=others)

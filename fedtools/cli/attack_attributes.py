@@ -52,9 +52,9 @@ def attributes(
     Example in egs/tedlium3/attack1: fedtools attack attributes exp/mini/part2/footprints.relu \
         exp/mini/part2/attacks --models data/mini/models.tsv
     """
-    from fedtools.attack.attributes import COLUMNS, SEX
-    from fedtools.attack.attributes import attack as run
-    from fedtools.attack.labels import read_attributes
+    from fedtools.attack.speakers.attributes import COLUMNS, SEX
+    from fedtools.attack.speakers.attributes import attack as run
+    from fedtools.attack.speakers.labels import read_attributes
 
     if models is None and not table:
         raise typer.BadParameter("give --models or --table", param_hint="--table")

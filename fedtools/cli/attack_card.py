@@ -76,8 +76,8 @@ def compare(
         recording=exp/mini/part2/attacks/defence0/weights.together.same \
         speaker=exp/mini/part2/attacks/defence0/weights.together.other
     """
-    from fedtools.attack.compare import COLUMNS
-    from fedtools.attack.compare import compare as run
+    from fedtools.attack.speakers.compare import COLUMNS
+    from fedtools.attack.speakers.compare import compare as run
 
     form = "NAME=SCORES"
     named = [(n, Path(path)) for n, path in (pair(text, "TABLE", form) for text in scores)]

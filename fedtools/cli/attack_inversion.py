@@ -67,9 +67,9 @@ def inversion(
     Example in egs/tedlium3/attack1: fedtools attack inversion exp/keywords/fedavg exp/inversion \
         --round 6 --each 10
     """
-    from fedtools.attack.inverted_round import ONE, REAL, InversionSetup
-    from fedtools.attack.recovered import COLUMNS
-    from fedtools.attack.update_inversion import attack as run
+    from fedtools.attack.recovery.attack import attack as run
+    from fedtools.attack.recovery.inverted_round import ONE, REAL, InversionSetup
+    from fedtools.attack.recovery.recovered import COLUMNS
     from fedtools.core.config import read_section
 
     if len(set(defence)) < len(defence):
@@ -79,7 +79,7 @@ def inversion(
     defences = [one for one in defence if one not in ("", "none")]
     setup = InversionSetup(round_, both, defences, resemblyzer, resamples, seed)
     if estimate:
-        from fedtools.attack.update_inversion import estimate as seconds
+        from fedtools.attack.recovery.attack import estimate as seconds
 
         found = seconds(open_experiment(experiment, ngpu), options, setup)
         print(f"about {found / 60:.1f} minutes")

@@ -63,8 +63,8 @@ def membership(
     Example in egs/tedlium3/attack1: fedtools attack membership exp/mini/part2 \
         exp/mini/part2/attacks --round 1
     """
-    from fedtools.attack.membership import COLUMNS
-    from fedtools.attack.membership import attack as run
+    from fedtools.attack.membership.attack import COLUMNS
+    from fedtools.attack.membership.attack import attack as run
 
     if "train" in held or len(set(held)) < len(held):
         problem = "the same split twice" if "train" not in held else "clients train on train"

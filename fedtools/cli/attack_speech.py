@@ -38,8 +38,8 @@ def speech(
     Example in egs/tedlium3/attack1: fedtools attack speech data/mini/part2 exp/mini/speech \
         --trials exp/mini/a1.relu.part2/trials.easy
     """
-    from fedtools.attack.speech import attack as run
-    from fedtools.attack.verify import COLUMNS
+    from fedtools.attack.speakers.speech import attack as run
+    from fedtools.attack.speakers.verify import COLUMNS
 
     if len(folders) < 2:
         raise typer.BadParameter("at least one DATA and OUT", param_hint="DATA... OUT")

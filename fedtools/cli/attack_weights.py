@@ -63,9 +63,9 @@ def weights(
     Example in egs/tedlium3/attack1: fedtools attack weights exp/mini/part2 exp/mini/weights \
         --cohort exp/mini/part1 --models data/mini/models.tsv
     """
-    from fedtools.attack.verify import COLUMNS
-    from fedtools.attack.weights import WeightsSetup
-    from fedtools.attack.weights import attack as run
+    from fedtools.attack.speakers.verify import COLUMNS
+    from fedtools.attack.speakers.weights import WeightsSetup
+    from fedtools.attack.speakers.weights import attack as run
     from fedtools.core.config import read_section
 
     if len(experiments) < 2:

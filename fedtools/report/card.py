@@ -19,12 +19,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from fedtools.attack.knowledge import ANY, ATTACKERS, NO_DEFENCE
-from fedtools.attack.verify import EASY, OTHER, SAME
+from fedtools.attack.speakers.verify import EASY, OTHER, SAME
 from fedtools.core.errors import UserError
 from fedtools.core.tables import known_number, read_tsv
 from fedtools.score.bootstrap import AVERAGE
 
-# The card's names for the trials of `fedtools.attack.verify`.
+# The card's names for the trials of `fedtools.attack.speakers.verify`.
 _TRIALS = {EASY: "same speaker", SAME: "same recording", OTHER: "same speaker, other recording"}
 _MEMBERSHIP = "attack", "score", "references"
 _SAME_PEOPLE = "defence", "attacker", "layer", "scores"

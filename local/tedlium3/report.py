@@ -22,9 +22,9 @@ from pathlib import Path
 
 from scipy.stats import norm
 
-from fedtools.attack.backend import PLDA, WAYS
-from fedtools.attack.verify import COLUMNS, EASY, KINDS, OTHER, SAME
-from fedtools.attack.weights import WHOLE
+from fedtools.attack.speakers.backend import PLDA, WAYS
+from fedtools.attack.speakers.verify import COLUMNS, EASY, KINDS, OTHER, SAME
+from fedtools.attack.speakers.weights import WHOLE
 from fedtools.core.atomic import atomic_path, write_text
 from fedtools.core.errors import UserError, exit_with_message
 from fedtools.core.tables import (

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from fedtools.attack.footprints import Moments, Probe, footprints
+from fedtools.attack.speakers.footprints import Moments, Probe, footprints
 from fedtools.models.tdnn import TdnnEncoder
 
 BINS = 140

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtools.attack.a1 import rho
+from fedtools.attack.speakers.a1 import rho
 
 BINS, WIDTH, TOKENS, CONTEXTS = 140, 512, 30, (1,) * 6 + (3,) * 7
 PAIRS = 2379

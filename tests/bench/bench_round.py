@@ -35,7 +35,7 @@ from fedtools.core.tables import format_table  # noqa: E402
 from fedtools.data.clips import Clip, write_clips  # noqa: E402
 from fedtools.federation.federation import Federation, Sent  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
-from fedtools.federation.rounds import _trainer  # noqa: E402
+from fedtools.federation.rounds import trainer  # noqa: E402
 from fedtools.federation.steps import aggregate, sample  # noqa: E402
 from fedtools.methods.base import Phase  # noqa: E402
 
@@ -97,7 +97,7 @@ def parts_of_rounds(path: Path, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each round after the first, by part."""
     federation = Federation(path)
     parts: dict[str, list[float]] = {}
-    with _trainer(federation, PROCESSES, "cpu") as train:
+    with trainer(federation, PROCESSES, "cpu") as train:
         for number in range(1, rounds + 2):
             begun = time.perf_counter()
             sample(federation.experiment, federation.method, number, PROCESSES)

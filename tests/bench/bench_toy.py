@@ -156,12 +156,12 @@ def begin(folder: Path, network: str, stack: int, dtype: str) -> Path:
 
 def our_rounds(network: str, nj: int, stack: int, dtype: str) -> Iterator[dict]:
     """Run our rounds; yield the figures of each."""
-    from fedtools.federation.rounds import Federation, _trainer
+    from fedtools.federation.rounds import Federation, trainer
     from fedtools.federation.steps import aggregate, sample
 
     with tempfile.TemporaryDirectory() as folder:
         federation = Federation(begin(Path(folder), network, stack, dtype))
-        with _trainer(federation, nj, "cpu") as train:
+        with trainer(federation, nj, "cpu") as train:
             for number in range(1, 10**9):
                 clients = sample(federation.experiment, federation.method, number, nj)
                 begun = time.perf_counter()

@@ -52,9 +52,17 @@ IMPORTED = (
     *("espnet2.asr.encoder.transformer_encoder", "espnet2.asr.encoder.conformer_encoder"),
     *("fedtools.audio.pack", "fedtools.federation.init", "fedtools.tasks.asr.task"),
     *("fedtools.tasks.kws.task", "fedtools.federation.decode", "fedtools.federation.rounds"),
-    *("fedtools.tasks.rescore.task", "fedtools.federation.sweep", "fedtools.attack.membership"),
-    *("fedtools.attack.a1", "fedtools.attack.attributes", "fedtools.attack.footprints"),
-    *("fedtools.attack.run", "fedtools.speaker.ivector", "fedtools.decode.foreign"),
+    *(
+        "fedtools.tasks.rescore.task",
+        "fedtools.federation.sweep",
+        "fedtools.attack.membership.attack",
+    ),
+    *(
+        "fedtools.attack.speakers.a1",
+        "fedtools.attack.speakers.attributes",
+        "fedtools.attack.speakers.footprints",
+    ),
+    *("fedtools.attack.features.attack", "fedtools.speaker.ivector", "fedtools.decode.foreign"),
     *("fedtools.models.espnet", "fedtools.report.page", "fedtools.report.plots"),
 )
 # Outcomes that are not bugs.

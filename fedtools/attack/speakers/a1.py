@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.cohort import blocks, normed, score_pairs
-from fedtools.attack.footprint_files import Prints
 from fedtools.attack.knowledge import Attacker, Versions, attackers
 from fedtools.attack.options import A1
-from fedtools.attack.verify import Model, decide
+from fedtools.attack.speakers.cohort import blocks, normed, score_pairs
+from fedtools.attack.speakers.footprint_files import Prints
+from fedtools.attack.speakers.verify import Model, decide
 from fedtools.core.recipe_sections import Bootstrap
 
 
@@ -97,12 +97,12 @@ def attack(
 
     Args:
         prints: footprints as `read_footprints` returns them, including those of the cohort.
-        models: models with a known speaker; see `fedtools.attack.verify`.
+        models: models with a known speaker; see `fedtools.attack.speakers.verify`.
         out: directory that also gets trials.<kind>, and a score for each trial in
             a1.<layer>.<kind>; of unit vectors in a1-unit.<layer>.<kind>, with a cohort in
             a1-cohort.<layer>.<kind>; with a defence, the attacker comes before the kind.
         cohort: models of other people, by which scores are centred and normalised; by default those
-            of `models` by neither speaker of a trial, see `fedtools.attack.cohort`.
+            of `models` by neither speaker of a trial, see `fedtools.attack.speakers.cohort`.
         undefended: footprints of the same models without the defence, see
             `footprint_files.undefended`.
         resamples: number of bootstrap resamples for intervals.

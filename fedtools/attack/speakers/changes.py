@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtools.attack.options import Weights
+from fedtools.attack.speakers.verify import Model, known_speakers
 from fedtools.attack.updates import OF_STATISTICS, Update, Updates, multiply, parts_of
-from fedtools.attack.verify import Model, known_speakers
 from fedtools.core.errors import UserError
 from fedtools.core.progress import counted
 

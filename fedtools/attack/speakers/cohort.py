@@ -12,24 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations_with_replacement
-from typing import NamedTuple
 
 import numpy as np
 
+from fedtools.attack.knowledge import Block
 from fedtools.core.errors import UserError
 from fedtools.core.seeds import generator, seed64
 from fedtools.score.calibration import Ratios, fit_ratios
 
 # Number of parts that people are split into.
 _PARTS = 5
-
-
-class Block(NamedTuple):
-    """Pairs that are scored with one cohort; all three are indices of models."""
-
-    rows: np.ndarray
-    columns: np.ndarray
-    cohort: np.ndarray
 
 
 Rule = Callable[[np.ndarray, Block], np.ndarray]

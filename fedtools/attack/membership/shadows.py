@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from fedtools.attack.footprints import State
-from fedtools.attack.trials import Draw, Trials
+from fedtools.attack.membership.trials import Draw, Trials
+from fedtools.attack.victims import State
 from fedtools.client.client import Client
 from fedtools.client.unit import Unit
 from fedtools.core.errors import UserError

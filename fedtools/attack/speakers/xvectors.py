@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtools.attack.footprints import Probe, State, held
-from fedtools.attack.layers import Layer, lowest_layers, watched
 from fedtools.attack.options import A2
+from fedtools.attack.speakers.footprints import held
+from fedtools.attack.speakers.layers import Layer, lowest_layers, watched
+from fedtools.attack.victims import Probe, State
 from fedtools.core.errors import UserError
 from fedtools.core.progress import Lines
 from fedtools.core.seeds import generator, seed64
@@ -37,7 +38,7 @@ class Training:
     Attributes:
         layer: h, the hidden layer of the acoustic model, from 1.
         options: options of the network and its training.
-        part: see `fedtools.attack.layers.PARTS`.
+        part: see `fedtools.attack.speakers.layers.PARTS`.
         seed: random seed.
     """
 
@@ -94,7 +95,7 @@ class Differences:
     Args:
         probe: its first model is the global one.
         layer: the hidden layer, from 1.
-        part: see `fedtools.attack.layers.PARTS`.
+        part: see `fedtools.attack.speakers.layers.PARTS`.
 
     Raises:
         UserError: if there are fewer layers.

@@ -13,11 +13,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from fedtools.attack.bag_of_words import BIAS, output_layer, scores_of
-from fedtools.attack.footprints import State
-from fedtools.attack.inverted_round import ONE, World
-from fedtools.attack.matching import Loss, Plan, Simulation, match, plan_of
-from fedtools.attack.recovered import (
+from fedtools.attack.recovery.bag_of_words import BIAS, output_layer, scores_of
+from fedtools.attack.recovery.inverted_round import ONE, World
+from fedtools.attack.recovery.matching import Loss, Plan, Simulation, match, plan_of
+from fedtools.attack.recovery.recovered import (
     CHANCE,
     Item,
     Judge,
@@ -27,7 +26,7 @@ from fedtools.attack.recovered import (
     words,
 )
 from fedtools.attack.updates import NotApplicable
-from fedtools.attack.victims import Victims
+from fedtools.attack.victims import State, Victims
 from fedtools.audio.griffin_lim import Front
 from fedtools.core.seeds import seed64
 from fedtools.models.asr import input_kind_of

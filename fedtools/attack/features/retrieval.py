@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedtools.attack.figures import Figure, Speakers
+from fedtools.attack.features.figures import Figure, Speakers
 from fedtools.score.verification import (
     chance_of_first,
     chance_reciprocal_rank,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtools.attack.verify import judge, write_figures, write_scores
+from fedtools.attack.speakers.verify import judge, write_figures, write_scores
 from fedtools.audio.features import audio_places
 from fedtools.audio.wave import read_wave, resample
 from fedtools.core.errors import UserError, some

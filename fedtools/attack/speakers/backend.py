@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtools.attack.cohort import s_norm
+from fedtools.attack.speakers.cohort import s_norm
 from fedtools.core.seeds import seed64
 from fedtools.score.calibration import Ratios, fit_ratios
 from fedtools.speaker.plda import Lda, Plda, length_normalise, train_lda, train_plda
 
 # Kinds of scores; the second of each pair is normalised by a cohort.
 WAYS = PLDA, PLDA_COHORT, COSINE, COSINE_COHORT = "PLDA", "PLDA, cohort", "cosine", "cosine, cohort"
-# Kinds that are calibrated, see `fedtools.attack.verify.RATIOS`.
+# Kinds that are calibrated, see `fedtools.attack.speakers.verify.RATIOS`.
 CALIBRATED = (PLDA, PLDA_COHORT)
 # Parts that people are split into for calibration; a back end of the others scores each part.
 _PARTS = 5

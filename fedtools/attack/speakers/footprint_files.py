@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from fedtools.attack.defences import Defence, defended, groups_of
-from fedtools.attack.footprints import State, footprints
 from fedtools.attack.knowledge import NO_DEFENCE
-from fedtools.attack.victims import Victims, find_victims, make_probe
+from fedtools.attack.speakers.footprints import footprints
+from fedtools.attack.victims import State, Victims, find_victims, make_probe
 from fedtools.core.atomic import sha256, write_text
 from fedtools.core.config import read_yaml, write_yaml
 from fedtools.core.errors import UserError
@@ -55,7 +55,7 @@ class FootprintSetup:
 
     Attributes:
         rounds: rounds in which models were sent.
-        part: part of a TDNN's layers, see `fedtools.attack.layers.PARTS`.
+        part: part of a TDNN's layers, see `fedtools.attack.speakers.layers.PARTS`.
         highest: the last layer, from 1; 0 for all layers.
         held: models in memory at a time.
         defence: defence that clients applied to their updates, see `fedtools.attack.defences`.

@@ -1,12 +1,12 @@
 """Inversion of updates: recover inputs by gradient matching, and tokens from output layers.
 
-`fedtools.attack.matching` recovers inputs: from one step on one item, which the attacker computes
-as the client would (the best case, which papers report), and from what the client really sent,
-after all of its steps. Labels and lengths are known to the attacker, except for the label of a
-single clip, which is read from the output layer. `fedtools.attack.bag_of_words` recovers tokens.
-(`fedtools.attack.inversion` is a different attack, on features that clients sent.)
+`matching` recovers inputs: from one step on one item, which the attacker computes as the client
+would (the best case, which papers report), and from what the client really sent, after all of its
+steps. Labels and lengths are known to the attacker, except for the label of a single clip, which is
+read from the output layer. `bag_of_words` recovers tokens.
+(`fedtools.attack.features.inversion` is a different attack, on features that clients sent.)
 
-OUT/inversion.tsv        figures, see `fedtools.attack.recovered`
+OUT/inversion.tsv        figures, see `fedtools.attack.recovery.recovered`
 OUT/inversion_parts.tsv  status of each attack: ok, or why it is not applicable
 OUT/inversion.png        some spectra: true, recovered, another speaker's
 """
@@ -24,12 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.bag_of_words import bags, count_tokens, output_layer, scores_of
 from fedtools.attack.defences import Defence
-from fedtools.attack.inverted_round import REAL, InversionSetup, World
 from fedtools.attack.options import Inversion
-from fedtools.attack.recovered import COLUMNS, FREQUENCY, Measure, draw
-from fedtools.attack.recovery import MATCHING, VOICES, Recovery
+from fedtools.attack.recovery.bag_of_words import bags, count_tokens, output_layer, scores_of
+from fedtools.attack.recovery.inputs import MATCHING, VOICES, Recovery
+from fedtools.attack.recovery.inverted_round import REAL, InversionSetup, World
+from fedtools.attack.recovery.recovered import COLUMNS, FREQUENCY, Measure, draw
 from fedtools.attack.updates import NotApplicable
 from fedtools.core.tables import write_tsv
 from fedtools.federation.federation import Federation

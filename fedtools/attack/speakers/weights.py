@@ -1,9 +1,9 @@
 """Attack on updates: verify speakers by cosines of updates, for each part and all parts together.
 
 No speech is needed, and no model is run. The updates of two models are centred on those of a cohort
-of other people (`fedtools.attack.cohort`); a logistic regression on all parts' cosines, trained on
+of other people (see `cohort`); a logistic regression on all parts' cosines, trained on
 pairs of the cohort, combines them into one log-likelihood ratio. In addition, if the first layer
-has a bias, constant values of a client's input are read out (`fedtools.attack.readout`).
+has a bias, constant values of a client's input are read out (see `readout`).
 
 Behind a defence there are rows for each attacker of `fedtools.attack.knowledge`.
 
@@ -25,7 +25,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.changes import (
+from fedtools.attack.defences import Defence
+from fedtools.attack.knowledge import ANY, NO_DEFENCE, SEMI, Attacker, Block, Versions, attackers
+from fedtools.attack.options import Weights
+from fedtools.attack.speakers.changes import (
     ALL,
     NOT_APPLICABLE,
     OK,
@@ -34,13 +37,10 @@ from fedtools.attack.changes import (
     find_models,
     products_of,
 )
-from fedtools.attack.cohort import Block, blocks, combine, cosines, score_pairs
-from fedtools.attack.defences import Defence
-from fedtools.attack.knowledge import ANY, NO_DEFENCE, SEMI, Attacker, Versions, attackers
-from fedtools.attack.options import Weights
-from fedtools.attack.readings import CONSTANT, INPUT, read_inputs
+from fedtools.attack.speakers.cohort import blocks, combine, cosines, score_pairs
+from fedtools.attack.speakers.readings import CONSTANT, INPUT, read_inputs
+from fedtools.attack.speakers.verify import COLUMNS, decide, draw_rates
 from fedtools.attack.updates import NotApplicable, Updates, behind_defence, find_updates, join
-from fedtools.attack.verify import COLUMNS, decide, draw_rates
 from fedtools.core.atomic import scratch_dir
 from fedtools.core.errors import UserError
 from fedtools.core.recipe_sections import Bootstrap

@@ -1,8 +1,8 @@
 """Attack on attributes: classify a speaker's sex, age or accent from footprints of models.
 
 Each layer has a classifier, trained on other people's models: logistic regression on means and
-deviations of the differences (`fedtools.attack.footprints`), each value scaled by its spread in
-training. In cross-validation all models of a person, those of several talks too, are in one part.
+deviations of the differences (see `footprints`), each value scaled by its spread in training. In
+cross-validation all models of a person, those of several talks too, are in one part.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from fedtools.attack.footprint_files import Prints
 from fedtools.attack.knowledge import attackers
 from fedtools.attack.options import PERMUTATIONS
+from fedtools.attack.speakers.footprint_files import Prints
 from fedtools.core.recipe_sections import Bootstrap
 from fedtools.core.seeds import generator, seed64
 from fedtools.core.tables import write_tsv

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedtools.attack.attributes import cross_validated
-from fedtools.attack.figures import Figure, Speakers
+from fedtools.attack.features.figures import Figure, Speakers
+from fedtools.attack.speakers.attributes import cross_validated
 from fedtools.core.seeds import generator
 
 _PARTS = 5

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack import inversion
-from fedtools.attack.clustering import sort_speakers
-from fedtools.attack.features import (
+from fedtools.attack.features import inversion
+from fedtools.attack.features.clustering import sort_speakers
+from fedtools.attack.features.figures import COLUMNS, Figure, Speakers, over_clients
+from fedtools.attack.features.picture import draw_speakers
+from fedtools.attack.features.probe import probe_speakers
+from fedtools.attack.features.retrieval import find_speakers
+from fedtools.attack.features.sent import (
     Victim,
     as_sent,
     open_victim,
@@ -20,12 +24,8 @@ from fedtools.attack.features import (
     unadapted,
     vectors,
 )
-from fedtools.attack.figures import COLUMNS, Figure, Speakers, over_clients
+from fedtools.attack.features.transcripts import read_transcripts
 from fedtools.attack.options import SentFeatures
-from fedtools.attack.picture import draw_speakers
-from fedtools.attack.probe import probe_speakers
-from fedtools.attack.retrieval import find_speakers
-from fedtools.attack.transcripts import read_transcripts
 from fedtools.core.errors import UserError
 from fedtools.core.recipe_sections import Bootstrap
 from fedtools.core.tables import write_tsv
@@ -63,7 +63,7 @@ def attack_features(federation: Federation, out: Path, options: Options) -> list
     """Attack features that clients sent; write OUT/attacks.tsv and OUT/tsne.<client>.png.
 
     Returns:
-        the rows of the table, see `fedtools.attack.figures.COLUMNS`, with numbers as text.
+        the rows of the table, see `fedtools.attack.features.figures.COLUMNS`, with numbers as text.
 
     Raises:
         UserError: if no features were sent in this experiment, or by none of the clients.

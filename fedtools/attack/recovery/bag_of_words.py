@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtools.attack.footprints import State
 from fedtools.attack.updates import NotApplicable
+from fedtools.attack.victims import State
 from fedtools.data.symbols import BLANK, SOS_EOS, UNKNOWN
 from fedtools.exchange.states import Spec
 from fedtools.federation.federation import Federation

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtools.attack.features import Victim, as_sent
-from fedtools.attack.figures import Figure, Speakers
+from fedtools.attack.features.figures import Figure, Speakers
+from fedtools.attack.features.sent import Victim, as_sent
 from fedtools.decode.greedy import greedy
 from fedtools.federation.federation import Federation
 from fedtools.score.align import count_errors

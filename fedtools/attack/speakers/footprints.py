@@ -6,34 +6,17 @@ speech recognition acoustic models in a federated learning framework, ICASSP 202
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtools.attack.layers import Layer, hidden_layers, lowest_layers, watched
+from fedtools.attack.speakers.layers import Layer, hidden_layers, lowest_layers, watched
+from fedtools.attack.victims import Probe, State
 from fedtools.models.training import load_model
-
-State = Mapping[str, Any]
-
-
-class Probe(NamedTuple):
-    """Models of one kind, and inputs on which an attacker compares them.
-
-    Attributes:
-        models: models of one architecture; the first one is the global model.
-        tensors: returns a model's parameters and buffers by name, not copied.
-        run: computes a model's hidden layers for an input.
-        inputs: yields the inputs of the Indicator, one after the other, without padding.
-    """
-
-    models: Sequence[nn.Module]
-    tensors: Callable[[nn.Module], dict[str, Tensor]]
-    run: Callable[[nn.Module, Any], Any]
-    inputs: Callable[[], Iterator[Any]]
 
 
 class Moments:
@@ -75,7 +58,7 @@ def footprints(
     Args:
         probe: its first model has the global model's tensors; all other models are overwritten.
         states: names and tensors of personalised models; missing tensors are the global model's.
-        part: see `fedtools.attack.layers.PARTS`.
+        part: see `fedtools.attack.speakers.layers.PARTS`.
         highest: the number of the last layer, from 1; all by default. Higher layers are not
             computed.
 

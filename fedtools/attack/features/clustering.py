@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedtools.attack.figures import Figure, Speakers
-from fedtools.attack.retrieval import unit
+from fedtools.attack.features.figures import Figure, Speakers
+from fedtools.attack.features.retrieval import unit
 from fedtools.core.seeds import generator, seed64
 from fedtools.score.clusters import (
     adjusted_rand_index,

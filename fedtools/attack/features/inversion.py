@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtools.attack.features import (
+from fedtools.attack.features.figures import Figure, Speakers
+from fedtools.attack.features.sent import (
     Frames,
     Victim,
     Window,
@@ -27,8 +28,7 @@ from fedtools.attack.features import (
     unadapted,
     window,
 )
-from fedtools.attack.figures import Figure, Speakers
-from fedtools.attack.transcripts import word_error_rate
+from fedtools.attack.features.transcripts import word_error_rate
 from fedtools.core.atomic import sha256
 from fedtools.core.errors import UserError
 from fedtools.core.progress import Lines

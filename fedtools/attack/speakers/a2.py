@@ -16,13 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.backend import PLDA, Calibrated, Learnt, deal
 from fedtools.attack.defences import Defence, defended, groups_of
-from fedtools.attack.footprints import Probe, State
 from fedtools.attack.knowledge import ANY, NO_DEFENCE, Versions, attackers
-from fedtools.attack.verify import decide, known_speakers, read_models
-from fedtools.attack.victims import Victims, make_probe, sound_victims
-from fedtools.attack.xvectors import Training, View, XVectors, embeddings, train_xvectors
+from fedtools.attack.speakers.backend import PLDA, Calibrated, Learnt, deal
+from fedtools.attack.speakers.verify import decide, known_speakers, read_models
+from fedtools.attack.speakers.xvectors import Training, View, XVectors, embeddings, train_xvectors
+from fedtools.attack.victims import Probe, State, Victims, make_probe, sound_victims
 from fedtools.core.config import write_yaml
 from fedtools.core.errors import UserError
 from fedtools.core.recipe_sections import Bootstrap

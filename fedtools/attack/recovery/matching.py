@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedtools.attack.footprints import State
 from fedtools.attack.options import Inversion
+from fedtools.attack.victims import State
 from fedtools.core.progress import Lines
 from fedtools.models.training import Training
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtools.attack.footprints import State
+from fedtools.attack.victims import State
 from fedtools.core.errors import UserError
 from fedtools.federation.federation import Federation
 from fedtools.models.training import load_model

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.changes import NOT_APPLICABLE, OK, Models, PartStatus
 from fedtools.attack.options import Weights
-from fedtools.attack.readout import (
+from fedtools.attack.speakers.changes import NOT_APPLICABLE, OK, Models, PartStatus
+from fedtools.attack.speakers.readout import (
     First,
     as_first_layer_sees,
     constant_columns,

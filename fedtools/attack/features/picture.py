@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.lines import Line2D
 
-from fedtools.attack.features import Victim
+from fedtools.attack.features.sent import Victim
 from fedtools.core.drawing import COLOURS, drawing
 from fedtools.core.seeds import generator, seed64
 

@@ -11,8 +11,8 @@ import torch
 from fedtools.attack.defences import Defence, Defended, defended
 from fedtools.attack.knowledge import ANY, NO_DEFENCE, SEMI
 from fedtools.attack.options import Inversion
-from fedtools.attack.people import People
-from fedtools.attack.recovered import Measure
+from fedtools.attack.recovery.people import People
+from fedtools.attack.recovery.recovered import Measure
 from fedtools.attack.updates import NotApplicable
 from fedtools.attack.victims import Victims, sound_victims
 from fedtools.core.recipe_sections import Bootstrap

@@ -2,9 +2,8 @@
 
 The attacker knows candidates with their transcripts, the global model, how clients train, and the
 updates of all clients of a round. Other clients' models are references that were not trained on a
-candidate; reference models that were trained on it are shadow models of the attacker. See
-`fedtools.attack.scores` for the scores, `fedtools.attack.trials` for the trials, and
-`fedtools.attack.shadows` for the training of shadow models.
+candidate; reference models that were trained on it are shadow models of the attacker. Beside this
+file, `scores` has the scores, `trials` the trials, and `shadows` the training of shadow models.
 
 A member is paired with a non-member of similar length: by the same speaker, if another client or a
 split that nobody trains on has one; and, as a control, by anybody else. An attack that does well on
@@ -26,13 +25,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack import shadows
 from fedtools.attack.defences import Defence, Defended, defended
-from fedtools.attack.evidence import Evidence
-from fedtools.attack.footprints import State
 from fedtools.attack.knowledge import ANY, NO_DEFENCE, SEMI, attackers
-from fedtools.attack.options import Updates
-from fedtools.attack.scores import (
+from fedtools.attack.membership import shadows
+from fedtools.attack.membership.evidence import Evidence
+from fedtools.attack.membership.scores import (
     NOBODY,
     ROUND,
     SPEAKER,
@@ -42,8 +39,9 @@ from fedtools.attack.scores import (
     blind,
     scores_of,
 )
-from fedtools.attack.trials import ANYBODY, SAME, Draw, Trials
-from fedtools.attack.victims import Victims, sound_victims
+from fedtools.attack.membership.trials import ANYBODY, SAME, Draw, Trials
+from fedtools.attack.options import Updates
+from fedtools.attack.victims import State, Victims, sound_victims
 from fedtools.core.errors import UserError
 from fedtools.core.progress import counted
 from fedtools.core.recipe_sections import Bootstrap
