@@ -7,7 +7,7 @@ import copy
 import torch
 
 from fedtools.attack.victims import Probe
-from fedtools.models.asr import build_model
+from fedtools.models.acoustic.asr import build_model
 
 TOKENS = ["<blank>", "a", "b", "<sos/eos>"]
 ENCODERS = {

@@ -17,7 +17,7 @@ from pretrained_models import save_whisper
 from safetensors.numpy import load_file, save_file
 from test_adapters import CONFORMER
 
-from fedtools.models.asr import build_model, losses, outputs
+from fedtools.models.acoustic.asr import build_model, losses, outputs
 
 MODEL = CONFORMER | {
     "normalize": "utterance_mvn",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedtools.client.options import ClipTraining
 from fedtools.core.errors import UserError
-from fedtools.models.adapters import count, merged
+from fedtools.models.adapt.adapters import count, merged
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network
 from fedtools.tasks.kws.model import KwsModels

@@ -14,9 +14,9 @@ import transformers
 from pretrained_models import save_whisper
 from torch import Tensor, nn
 
-from fedtools.models.adaptation import Adapt
-from fedtools.models.adapters import Rows, adapt, count, merged
-from fedtools.models.asr import build_model
+from fedtools.models.acoustic.asr import build_model
+from fedtools.models.adapt.adaptation import Adapt
+from fedtools.models.adapt.adapters import Rows, adapt, count, merged
 from fedtools.models.keywords import build_network
 from fedtools.models.pretrained.encoders import WhisperEncoder
 

@@ -12,7 +12,7 @@ from simulated import BINS, CONFIG, LETTERS
 
 from fedtools.data.datadir import DataDir
 from fedtools.federation.federation import Federation
-from fedtools.models.asr import build_model, outputs, positions
+from fedtools.models.acoustic.asr import build_model, outputs, positions
 from fedtools.models.criteria import Ctc
 
 TOKENS = ["<blank>", "<unk>", "<space>", *LETTERS, "<sos/eos>"]

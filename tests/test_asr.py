@@ -18,7 +18,7 @@ from fedtools.core.seeds import generator
 from fedtools.data.datadir import DataDir
 from fedtools.federation.federation import Federation
 from fedtools.lm.tokens import Tokenizer
-from fedtools.models.asr import (
+from fedtools.models.acoustic.asr import (
     build_model,
     log_posteriors,
     losses,

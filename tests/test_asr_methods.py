@@ -40,7 +40,7 @@ from fedtools.core.tables import read_tsv, write_tsv
 from fedtools.data.datadir import DataDir
 from fedtools.data.nbest import read_nbest
 from fedtools.federation.federation import Federation
-from fedtools.models.asr import build_model
+from fedtools.models.acoustic.asr import build_model
 from fedtools.tasks import facts_of
 
 LETTER = dict(zip(TRAIN, simulated.LETTERS, strict=False))

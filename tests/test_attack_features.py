@@ -33,7 +33,7 @@ from fedtools.data.datadir import DataDir
 from fedtools.data.perturb import SPEED_TABLE
 from fedtools.exchange.sent_features import sent_name
 from fedtools.federation.federation import Federation
-from fedtools.models.asr import build_model
+from fedtools.models.acoustic.asr import build_model
 from fedtools.models.pooling import pooled
 from fedtools.report.card import read_card
 

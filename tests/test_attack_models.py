@@ -30,7 +30,7 @@ from fedtools.data.ark import FeatureReader
 from fedtools.data.datadir import DataDir, write_table
 from fedtools.exchange.messages import COLUMNS
 from fedtools.federation.federation import Federation
-from fedtools.models.asr import build_model
+from fedtools.models.acoustic.asr import build_model
 from fedtools.score.verification import equal_error_rate
 
 SPEAKERS = ("ann", "bob", "cat", "dan")

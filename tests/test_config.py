@@ -181,7 +181,7 @@ def test_freezing_is_reading_back(tmp_path_factory, config):
 )
 def test_our_configurations_make_models(path):
     from fedtools.decode.beam import BeamOptions
-    from fedtools.models.asr import build_model
+    from fedtools.models.acoustic.asr import build_model
     from fedtools.models.pretrained.options import Generation, Pretrained, is_seq2seq
 
     config = yaml.safe_load(path.read_text())

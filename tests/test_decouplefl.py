@@ -47,8 +47,8 @@ from fedtools.core.seeds import seed64
 from fedtools.data.ark import write_ark
 from fedtools.data.datadir import DataDir
 from fedtools.exchange.sent_features import sent_names, write_features
-from fedtools.models.asr import build_model, log_posteriors
-from fedtools.models.extractor import Cut
+from fedtools.models.acoustic.asr import build_model, log_posteriors
+from fedtools.models.acoustic.extractor import Cut
 from fedtools.tasks.asr.data import Batch
 from fedtools.tasks.asr.labels import ContinuousLabels
 

@@ -20,7 +20,7 @@ from fedtools.attack.speakers.footprint_files import read_footprints
 from fedtools.attack.victims import find_victims
 from fedtools.core.errors import UserError
 from fedtools.federation.federation import Federation
-from fedtools.models.asr import build_model
+from fedtools.models.acoustic.asr import build_model
 from fedtools.models.keywords import build_network
 from fedtools.tasks.kws.model import tensors_of
 

@@ -101,7 +101,7 @@ def test_espnet_decodes_our_model(world, tmp_path):
     assert "decoded" in run(sys.executable, *words).ok().out
     from fedtools.federation.evaluate import load_average
     from fedtools.federation.federation import Federation
-    from fedtools.models.asr import log_posteriors
+    from fedtools.models.acoustic.asr import log_posteriors
 
     federation = Federation(world / "exp")
     load_average(federation, "")
@@ -262,7 +262,7 @@ def test_transcripts_in_another_case_are_warned_of(cli, world, tmp_path):
     "more", [{}, {"interctc_layer_idx": [1]}, {"interctc_layer_idx": [1], "conditioning": True}]
 )
 def test_a_model_with_intermediate_ctc_gives_espnets_posteriors(cli, world, tmp_path, more):
-    from fedtools.models.asr import log_posteriors
+    from fedtools.models.acoustic.asr import log_posteriors
 
     conf = SIZES | {key: value for key, value in more.items() if key != "conditioning"}
     conf["interctc_use_conditioning"] = "conditioning" in more

@@ -26,8 +26,8 @@ from fedtools.core.errors import UserError
 from fedtools.data.ark import write_ark
 from fedtools.data.datadir import DataDir
 from fedtools.exchange.layer_cache import Place
-from fedtools.models.asr import build_model, classify, represent
-from fedtools.models.asr import losses as criterion_losses
+from fedtools.models.acoustic.asr import build_model, classify, represent
+from fedtools.models.acoustic.asr import losses as criterion_losses
 from fedtools.models.keywords import build_network
 
 CLIENTS = {f"c{number}": [2, 1, 2, number] for number in range(1, 6)}

@@ -28,9 +28,9 @@ from fedtools.audio.griffin_lim import Front
 from fedtools.core.tables import read_tsv
 from fedtools.data.clips import Clip, write_clips
 from fedtools.data.datadir import DataDir
+from fedtools.models.acoustic.plain_ctc import ctc_losses
 from fedtools.models.keywords import NETWORKS
 from fedtools.models.keywords.base import Network, Sizes
-from fedtools.models.plain_ctc import ctc_losses
 from fedtools.models.stacked import Linear
 from fedtools.report.card import read_card
 

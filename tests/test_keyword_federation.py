@@ -31,7 +31,7 @@ from fedtools.federation.evaluate import evaluate
 from fedtools.federation.evaluations import is_finished
 from fedtools.federation.federation import Federation
 from fedtools.federation.steps import aggregate, sample, train_local
-from fedtools.models.clip_batch import ClipBatch
+from fedtools.models.keywords.clip_batch import ClipBatch
 from fedtools.tasks import facts_of
 from fedtools.tasks.kws.clips import ClipFeatures
 from fedtools.tasks.kws.model import cross_entropy

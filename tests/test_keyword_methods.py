@@ -29,8 +29,8 @@ from fedtools.methods.fedavg import FedAvg
 from fedtools.methods.fedkws_ui import Alt, FedKwsUi
 from fedtools.methods.fedmmd import squared_mmd
 from fedtools.methods.fedopt import FedOpt
-from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.keywords import Network
+from fedtools.models.keywords.clip_batch import ClipBatch
 from fedtools.tasks.kws.model import tensors_of
 
 RATE = 0.05

@@ -16,7 +16,7 @@ from fedtools.data.ark import FeatureReader
 from fedtools.data.datadir import DataDir
 from fedtools.decode.greedy import greedy
 from fedtools.lm.tokens import Tokenizer
-from fedtools.models.asr import build_model, log_posteriors
+from fedtools.models.acoustic.asr import build_model, log_posteriors
 from fedtools.models.lfmmi.lattice import Lattice, load_denominator
 from fedtools.score.align import count_errors
 

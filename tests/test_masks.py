@@ -6,7 +6,7 @@ import pytest
 import torch
 from espnet2.asr.specaug.specaug import SpecAug
 
-from fedtools.models.masks import scaled
+from fedtools.models.acoustic.masks import scaled
 
 # For audio, bins; for features, audio frames per feature frame, and values.
 BINS, STEP, VALUES = 80, 4, 256

@@ -27,7 +27,7 @@ from fedtools.attack.victims import sound_victims
 from fedtools.core.tables import read_tsv
 from fedtools.data.datadir import DataDir
 from fedtools.federation.federation import Federation
-from fedtools.models.asr import build_model
+from fedtools.models.acoustic.asr import build_model
 
 PEOPLE = ("ann", "bob", "cat")
 PARTS = 3

@@ -14,9 +14,15 @@ from espnet2.asr.encoder.transformer_encoder import TransformerEncoder
 from espnet2.layers.global_mvn import GlobalMVN
 from espnet2.layers.utterance_mvn import UtteranceMVN
 
-from fedtools.models.asr import build_model, log_posteriors, losses, outputs, shortest_input
-from fedtools.models.extractor import BlockCut
-from fedtools.models.padding import embed
+from fedtools.models.acoustic.asr import (
+    build_model,
+    log_posteriors,
+    losses,
+    outputs,
+    shortest_input,
+)
+from fedtools.models.acoustic.extractor import BlockCut
+from fedtools.models.acoustic.padding import embed
 
 BINS = 16
 ENCODERS = {

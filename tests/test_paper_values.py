@@ -65,7 +65,7 @@ def in_force(recipe: str, key: str) -> object:
     if kind == "training":
         return getattr(from_mapping(UtteranceTraining, config["training"], "here"), name)
     if kind == "model.encoder_conf":
-        from fedtools.models.tdnn import TdnnEncoder
+        from fedtools.models.acoustic.tdnn import TdnnEncoder
 
         return inspect.signature(TdnnEncoder).parameters[name].default
     fmp = ROOT / "conf" / recipe / "fmp.yaml"

@@ -21,9 +21,9 @@ from fedtools.core.errors import UserError
 from fedtools.data.ark import write_ark
 from fedtools.data.datadir import DataDir, read_table
 from fedtools.lm.whisper_tokens import WhisperTokens
-from fedtools.models.adapters import Trained
-from fedtools.models.asr import build_model, outputs, positions
-from fedtools.models.extractor import Cut
+from fedtools.models.acoustic.asr import build_model, outputs, positions
+from fedtools.models.acoustic.extractor import Cut
+from fedtools.models.adapt.adapters import Trained
 from fedtools.models.pretrained.folder import import_transformers
 from fedtools.tasks.asr.model import cut_above
 

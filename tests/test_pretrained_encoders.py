@@ -12,8 +12,8 @@ from pretrained_models import save_wave, save_whisper
 from torch import Tensor, nn
 
 from fedtools.audio.log_mel import LogMel
-from fedtools.models.adaptation import Adapt
-from fedtools.models.asr import build_model
+from fedtools.models.acoustic.asr import build_model
+from fedtools.models.adapt.adaptation import Adapt
 from fedtools.models.keywords import build_network
 from fedtools.models.pretrained.build import build_encoder
 from fedtools.models.pretrained.folder import Folder

@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from fedtools.core.errors import UserError
 from fedtools.data.ark import write_ark
 from fedtools.data.datadir import DataDir
-from fedtools.models.adaptation import Adapt
-from fedtools.models.asr import build_model
+from fedtools.models.acoustic.asr import build_model
+from fedtools.models.adapt.adaptation import Adapt
 from fedtools.models.keywords import build_network
 from fedtools.models.pretrained.export import export_adapters, export_folder
 from fedtools.models.pretrained.folder import Folder

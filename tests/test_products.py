@@ -8,8 +8,8 @@ from test_aggregate import send
 from torch import nn
 
 from fedtools.exchange.states import load_state, save_state
-from fedtools.models.adaptation import Adapt
-from fedtools.models.adapters import adapt
+from fedtools.models.adapt.adaptation import Adapt
+from fedtools.models.adapt.adapters import adapt
 from fedtools.server.aggregate import Bound
 from fedtools.server.products import Adapters, combine_models, nearest
 

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 from test_decouplefl import Student
 from torch import Tensor, nn
 
-from fedtools.models.asr import build_model
+from fedtools.models.acoustic.asr import build_model
 
 LM_WEIGHT, WORDS = 0.8, 3
 WIDE = {"beam_size": 5000, "beam_threshold": 1e6, "beam_size_token": 100}

@@ -17,8 +17,8 @@ from torch import nn
 
 from fedtools.client.options import ClipTraining
 from fedtools.federation.federation import Federation
-from fedtools.models.asr import build_model, losses, outputs
-from fedtools.models.copies import copy_of
+from fedtools.models.acoustic.asr import build_model, losses, outputs
+from fedtools.models.adapt.copies import copy_of
 from fedtools.models.keywords import build_network
 from fedtools.tasks.kws.model import KwsModels
 from fedtools.tasks.parts import MODELS

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedtools.models.asr import build_model, log_posteriors, shortest_input
-from fedtools.models.tdnn import TdnnEncoder
+from fedtools.models.acoustic.asr import build_model, log_posteriors, shortest_input
+from fedtools.models.acoustic.tdnn import TdnnEncoder
 
 TOKENS = ["<blank>", "a", "b", "<sos/eos>"]
 SMALL = {"output_size": 8, "contexts": [1, 1, 3, 3]}

@@ -38,7 +38,7 @@ from fedtools.data.ark import write_ark
 from fedtools.data.datadir import DataDir
 from fedtools.data.nbest import read_nbest
 from fedtools.federation.federation import Federation
-from fedtools.models.asr import build_model
+from fedtools.models.acoustic.asr import build_model
 
 # With 20 bins, the convolutions would not use the last.
 BINS, SIZE, FRAMES = 19, simulated.CONFIG["model"]["encoder_conf"]["output_size"], 71

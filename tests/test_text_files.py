@@ -30,7 +30,7 @@ from fedtools.data.ark import AUTOMATIC, FeatureReader, write_ark
 from fedtools.data.clips import read_classes
 from fedtools.data.datadir import DataDir, read_table
 from fedtools.lm.tokens import Tokenizer, train_tokens
-from fedtools.models.asr import build_model
+from fedtools.models.acoustic.asr import build_model
 
 # --- files --------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from fedtools.data.ark import write_ark
 from fedtools.data.datadir import DataDir
 from fedtools.federation.federation import Federation
 from fedtools.lm.whisper_tokens import WhisperTokens
-from fedtools.models.asr import outputs
+from fedtools.models.acoustic.asr import outputs
 from fedtools.models.pretrained.encoders import WhisperEncoder
 from fedtools.models.pretrained.whisper import Whisper
 from fedtools.tasks.asr.data import Utterances

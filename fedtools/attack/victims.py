@@ -21,7 +21,7 @@ from fedtools.exchange.states import read_at
 from fedtools.federation.federation import Federation
 from fedtools.federation.steps import jobs_of
 from fedtools.methods.base import SHARED
-from fedtools.models.copies import copy_of
+from fedtools.models.adapt.copies import copy_of
 from fedtools.tasks.parts import INDICATOR, MODELS, SPEAKERS
 
 State = Mapping[str, Any]

@@ -242,9 +242,9 @@ def export(
     from fedtools.data.symbols import read_tokens
     from fedtools.federation.evaluate import has_average, load_average
     from fedtools.federation.federation import Federation
-    from fedtools.models.adaptation import has_base
-    from fedtools.models.adapters import merged
-    from fedtools.models.espnet import export_espnet
+    from fedtools.models.acoustic.espnet import export_espnet
+    from fedtools.models.adapt.adaptation import has_base
+    from fedtools.models.adapt.adapters import merged
     from fedtools.models.pretrained.options import is_pretrained
     from fedtools.tasks.parts import CORPUS, MODELS
 
@@ -338,11 +338,11 @@ def import_(
         if tokenizer is not None:
             problem = "is for OpenAI's .pt files, and two SOURCEs are ESPnet's"
             raise typer.BadParameter(problem, param_hint="--tokenizer")
-        from fedtools.models.espnet import import_espnet
+        from fedtools.models.acoustic.espnet import import_espnet
 
         notes = import_espnet(*sources, out)
     else:
-        from fedtools.models.whisper_import import import_whisper
+        from fedtools.models.pretrained.whisper_import import import_whisper
 
         notes = import_whisper(*sources, out, tokenizer)
     for sentence in notes:

@@ -22,8 +22,8 @@ from fedtools.client.client import Client
 from fedtools.client.objective import Objective
 from fedtools.client.unit import Trained
 from fedtools.core.seeds import seed64
-from fedtools.models.asr import losses
-from fedtools.models.extractor import Cut
+from fedtools.models.acoustic.asr import losses
+from fedtools.models.acoustic.extractor import Cut
 from fedtools.models.pooling import pooled
 
 _NAME = "speakers"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedtools.client.objective import Objective
-    from fedtools.models.extractor import Cut
+    from fedtools.models.acoustic.extractor import Cut
     from fedtools.models.training import Training
 
 SERVER = "server"

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedtools.core.errors import UserError
 from fedtools.federation.federation import Federation
 from fedtools.federation.init import init
-from fedtools.models.adaptation import has_base
+from fedtools.models.adapt.adaptation import has_base
 
 
 def adapt(path: str | Path, data: str | Path, out: str | Path, epochs: int) -> None:

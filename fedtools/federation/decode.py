@@ -27,7 +27,7 @@ from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.private_words import read_phrases
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
-from fedtools.models.asr import log_posteriors, outputs
+from fedtools.models.acoustic.asr import log_posteriors, outputs
 from fedtools.models.pretrained.options import Generation, is_seq2seq
 from fedtools.tasks.asr.data import Batch
 from fedtools.tasks.asr.search import generate

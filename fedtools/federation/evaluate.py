@@ -19,7 +19,7 @@ from fedtools.exchange.private import make_private
 from fedtools.exchange.states import check_finite, load_state, save_state
 from fedtools.federation.evaluations import read_evaluation, write_averaged
 from fedtools.federation.federation import Federation
-from fedtools.models.adaptation import OF_PRODUCTS, combine_of
+from fedtools.models.adapt.adaptation import OF_PRODUCTS, combine_of
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.parts import RESCORED
 

@@ -33,7 +33,7 @@ from fedtools.exchange.states import row_bytes, save_state, spec_of
 from fedtools.federation.code import CODE, defaults_of, kinds_of, own_files, write_code
 from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Method
-from fedtools.models.adaptation import BASE, has_base
+from fedtools.models.adapt.adaptation import BASE, has_base
 from fedtools.server.sample import draw
 from fedtools.tasks import facts_of
 from fedtools.tasks.alike import check_splits, check_start

@@ -13,7 +13,7 @@ from fedtools.core.config import Natural, NonNegative, Positive
 from fedtools.exchange.messages import Payload
 from fedtools.exchange.states import Spec
 from fedtools.exchange.values import STATISTICS
-from fedtools.models.adaptation import DELTA, combine_of
+from fedtools.models.adapt.adaptation import DELTA, combine_of
 
 if TYPE_CHECKING:
     from fedtools.client.unit import Trained

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from fedtools.methods import METHODS
 from fedtools.methods.base import OPTIMIZER, Method, TaskPart
-from fedtools.models.adaptation import Combine, combine_of
+from fedtools.models.adapt.adaptation import Combine, combine_of
 
 if TYPE_CHECKING:
     from fedtools.client.client import Client

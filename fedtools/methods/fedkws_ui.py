@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from fedtools.client.client import Client
     from fedtools.client.objective import Loss, Objective
-    from fedtools.models.clip_batch import ClipBatch
     from fedtools.models.keywords.base import Network
+    from fedtools.models.keywords.clip_batch import ClipBatch
 
 
 @METHODS.register("fedkws_ui")

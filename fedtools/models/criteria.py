@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Criterion(Protocol):
-    """The part of a model above its encoder, as `fedtools.models.asr` uses it.
+    """The part of a model above its encoder, as `fedtools.models.acoustic.asr` uses it.
 
     Attributes:
         unfit: what is wrong with utterances that have too few frames, and how to mend it.

@@ -18,12 +18,12 @@ from fedtools.exchange.options import Options
 from fedtools.lm.nnlm_training import NnlmTraining
 from fedtools.methods import METHODS
 from fedtools.methods.base import Method
-from fedtools.models.adaptation import Adapt
+from fedtools.models.acoustic.tdnn import TdnnEncoder
+from fedtools.models.adapt.adaptation import Adapt
 from fedtools.models.keywords import NETWORKS
 from fedtools.models.keywords.base import Sizes
 from fedtools.models.nnlm import NnlmOptions
 from fedtools.models.pretrained.options import Generation, Pretrained
-from fedtools.models.tdnn import TdnnEncoder
 from fedtools.models.training import Training
 from fedtools.privacy.options import Privacy
 from fedtools.report.keys import keys_of

@@ -25,7 +25,7 @@ from fedtools.exchange.messages import (
     status_of,
 )
 from fedtools.exchange.states import load_state, save_state
-from fedtools.models.adaptation import combine_of
+from fedtools.models.adapt.adaptation import combine_of
 from fedtools.server.aggregate import Bound, check_min_clients
 from fedtools.server.products import Adapters, combine_models
 from fedtools.server.shares import Rules, dominant, most_of, weights_of

@@ -14,8 +14,8 @@ from fedtools.core.errors import UserError
 from fedtools.exchange.states import Spec, check_finite, load_state, spec_of
 from fedtools.exchange.values import check_values, of_model
 from fedtools.methods.base import GIVEN, PERSONAL, SHARED, Method
-from fedtools.models.adaptation import BASE, FACTORS, OF_PRODUCTS, combine_of, has_base
-from fedtools.models.adapters import count
+from fedtools.models.adapt.adaptation import BASE, FACTORS, OF_PRODUCTS, combine_of, has_base
+from fedtools.models.adapt.adapters import count
 from fedtools.models.pretrained.folder import Folder
 from fedtools.models.pretrained.options import is_pretrained
 from fedtools.models.training import load_model

@@ -29,9 +29,9 @@ import transformers
 
 from fedtools.audio.log_mel import LogMel
 from fedtools.exchange.layer_cache import Place
-from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network
+from fedtools.models.keywords.clip_batch import ClipBatch
 from fedtools.tasks.kws.memory import keep_freed_memory
 from fedtools.tasks.kws.model import cross_entropy
 

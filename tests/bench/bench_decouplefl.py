@@ -31,7 +31,7 @@ from fedtools.exchange.sent_features import write_features  # noqa: E402
 from fedtools.federation.federation import Federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.federation.steps import aggregate, sample, train_local  # noqa: E402
-from fedtools.models.asr import log_posteriors  # noqa: E402
+from fedtools.models.acoustic.asr import log_posteriors  # noqa: E402
 
 METHODS = {
     "FedAvg, transcripts": ("fedavg", ("training.labels=transcripts",)),

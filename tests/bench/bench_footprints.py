@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 
 from fedtools.attack.speakers.footprints import Moments, Probe, footprints
-from fedtools.models.tdnn import TdnnEncoder
+from fedtools.models.acoustic.tdnn import TdnnEncoder
 
 BINS = 140
 

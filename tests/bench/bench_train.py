@@ -32,7 +32,7 @@ from fedtools.data.ark import write_ark  # noqa: E402
 from fedtools.data.datadir import DataDir  # noqa: E402
 from fedtools.exchange.private import Private  # noqa: E402
 from fedtools.lm.tokens import Tokenizer  # noqa: E402
-from fedtools.models.asr import build_model, losses, outputs  # noqa: E402
+from fedtools.models.acoustic.asr import build_model, losses, outputs  # noqa: E402
 from fedtools.models.training import make_optimizer  # noqa: E402
 from fedtools.tasks.asr.data import UtteranceBatches, Utterances  # noqa: E402
 from fedtools.tasks.asr.labels import Transcripts  # noqa: E402

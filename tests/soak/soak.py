@@ -63,7 +63,7 @@ IMPORTED = (
         "fedtools.attack.speakers.footprints",
     ),
     *("fedtools.attack.features.attack", "fedtools.speaker.ivector", "fedtools.decode.foreign"),
-    *("fedtools.models.espnet", "fedtools.report.page", "fedtools.report.plots"),
+    *("fedtools.models.acoustic.espnet", "fedtools.report.page", "fedtools.report.plots"),
 )
 # Outcomes that are not bugs.
 FINE = ("done", "refused")

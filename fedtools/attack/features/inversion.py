@@ -36,7 +36,7 @@ from fedtools.core.seeds import generator, seed64
 from fedtools.data.perturb import speakers_of, unperturbed
 from fedtools.exchange.states import load_state, save_state, spec_of
 from fedtools.federation.federation import Federation
-from fedtools.models.asr import input_kind_of, log_posteriors
+from fedtools.models.acoustic.asr import input_kind_of, log_posteriors
 from fedtools.models.pooling import inside
 from fedtools.score.distortion import cepstra, mel_cepstral_distortion
 from fedtools.tasks.asr.data import Utterances

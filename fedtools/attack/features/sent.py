@@ -26,7 +26,7 @@ from fedtools.exchange.messages import COUNTED
 from fedtools.exchange.sent_features import feature_paths, open_sent, sent_names
 from fedtools.federation.federation import Federation
 from fedtools.methods.decouplefl import DecoupleFL
-from fedtools.models.asr import input_size_of, positions, shortest_input
+from fedtools.models.acoustic.asr import input_size_of, positions, shortest_input
 from fedtools.models.pooling import pooled
 from fedtools.models.pretrained.options import is_seq2seq
 from fedtools.tasks.asr.data import Batch, Utterances

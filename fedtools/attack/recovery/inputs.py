@@ -29,8 +29,8 @@ from fedtools.attack.updates import NotApplicable
 from fedtools.attack.victims import State, Victims
 from fedtools.audio.griffin_lim import Front
 from fedtools.core.seeds import seed64
-from fedtools.models.asr import input_kind_of
-from fedtools.models.copies import copy_of
+from fedtools.models.acoustic.asr import input_kind_of
+from fedtools.models.adapt.copies import copy_of
 from fedtools.models.keywords import inputs_of
 from fedtools.speaker.resemblyzer import VoiceEncoder
 from fedtools.tasks.parts import CLIPS, MODELS

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from fedtools.core.errors import UserError
-from fedtools.models.adapters import Trained
+from fedtools.models.acoustic.tdnn import TdnnEncoder
+from fedtools.models.adapt.adapters import Trained
 from fedtools.models.keywords.pretrained import PretrainedNetwork
 from fedtools.models.pretrained.encoders import Encoder
 from fedtools.models.stacked import Conv2d
-from fedtools.models.tdnn import TdnnEncoder
 
 # Where the activations of a TDNN's layer are taken: before its nonlinearity, after it, or after
 # BatchNorm, which is the output of Kaldi's layers. For a block of several layers (a transformer's),

@@ -25,7 +25,7 @@ from torch import nn
 from fedtools.attack.updates import NotApplicable, Reader, Update
 from fedtools.exchange.states import Spec
 from fedtools.federation.federation import Federation
-from fedtools.models.asr import input_kind_of, represent
+from fedtools.models.acoustic.asr import input_kind_of, represent
 from fedtools.tasks.parts import CORPUS, MODELS
 
 # Number of frames of the input that shows what the first layer receives.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtools.models.base import adapt_to
-from fedtools.models.copies import copy_of
+from fedtools.models.adapt.base import adapt_to
+from fedtools.models.adapt.copies import copy_of
 from fedtools.models.keywords.base import HEADS, Network
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fedtools.core.config import option_error
-from fedtools.models.adaptation import Adapt
-from fedtools.models.adapters import Rows, adapt
+from fedtools.models.adapt.adaptation import Adapt
+from fedtools.models.adapt.adapters import Rows, adapt
 from fedtools.models.pretrained.encoders import Encoder, WhisperEncoder
 from fedtools.models.pretrained.folder import Folder
 from fedtools.models.pretrained.options import Pretrained
@@ -16,7 +16,7 @@ from fedtools.models.pretrained.wave import WaveEncoder
 
 
 class Recogniser(nn.Module):
-    """A model with the interface of ESPnet's that `fedtools.models.asr` uses.
+    """A model with the interface of ESPnet's that `fedtools.models.acoustic.asr` uses.
 
     Derived classes have `encoder`, `criterion` and `specaug`, ESPnet's SpecAugment or None.
     """

@@ -1,4 +1,4 @@
-"""A pretrained encoder with a CTC layer, and ESPnet's interface for `fedtools.models.asr`."""
+"""A pretrained encoder with a CTC layer, and ESPnet's interface for `models.acoustic.asr`."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fedtools.core.atomic import atomic_path, check_new, new_folder, write_text
 from fedtools.core.errors import UserError
 from fedtools.exchange.states import save_state
-from fedtools.models.adaptation import Adapt
-from fedtools.models.adapters import Trained, merged
+from fedtools.models.adapt.adaptation import Adapt
+from fedtools.models.adapt.adapters import Trained, merged
 from fedtools.models.pretrained.folder import PREFIXES, PREPROCESSOR, WEIGHTS, Folder
 from fedtools.models.torch_files import save_tensors
 

@@ -18,7 +18,7 @@ from fedtools.core.config import (
     from_mapping,
     option_error,
 )
-from fedtools.models.adaptation import NETWORK, Adapt
+from fedtools.models.adapt.adaptation import NETWORK, Adapt
 
 
 @dataclass(frozen=True)

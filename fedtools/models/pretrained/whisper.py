@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedtools.core.config import from_mapping, option_error
 from fedtools.core.errors import UserError
 from fedtools.core.json_files import read_object
-from fedtools.models.adapters import adapt
+from fedtools.models.adapt.adapters import adapt
 from fedtools.models.pretrained.build import Recogniser, depth_of
 from fedtools.models.pretrained.encoders import WhisperEncoder, attention_mask
 from fedtools.models.pretrained.folder import (
@@ -67,7 +67,7 @@ def marks_of(folder: Folder) -> dict[str, Any]:
 
 
 class Whisper(Recogniser):
-    """Whisper with the interfaces of a model and of its criterion, for `fedtools.models.asr`.
+    """Whisper with the interfaces of a model and of its criterion, for `models.acoustic.asr`.
 
     Args:
         config: the section `model`.

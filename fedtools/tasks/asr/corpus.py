@@ -20,7 +20,7 @@ from fedtools.exchange.sent_features import open_sent, sent_names
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method
-from fedtools.models.asr import trained_by
+from fedtools.models.acoustic.asr import trained_by
 from fedtools.server.shares import taken_of
 from fedtools.tasks.alike import check_kind_of
 from fedtools.tasks.asr.data import Utterances, read_data

@@ -25,7 +25,7 @@ from fedtools.data.perturb import SPEED_TABLE, speakers_of
 from fedtools.data.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
-from fedtools.models.asr import input_kind_of, input_size_of, positions, trained_by
+from fedtools.models.acoustic.asr import input_kind_of, input_size_of, positions, trained_by
 from fedtools.tasks.asr.archives import first_there
 from fedtools.tasks.asr.fits import check_kind, check_length
 

@@ -14,7 +14,7 @@ from fedtools.data.ark import FeatureReader
 from fedtools.data.datadir import DataDir
 from fedtools.exchange.layer_cache import Part, Place
 from fedtools.methods.base import Method
-from fedtools.models.asr import shortest_input
+from fedtools.models.acoustic.asr import shortest_input
 from fedtools.models.pretrained.options import Pretrained
 from fedtools.tasks.asr.data import Utterances, Zeros, frames_of
 from fedtools.tasks.asr.model import AsrModels

@@ -12,9 +12,9 @@ from fedtools.data.datadir import DataDir
 from fedtools.data.perturb import speakers_of, unperturbed
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
-from fedtools.models.asr import losses, outputs, trained_by
+from fedtools.models.acoustic.asr import losses, outputs, trained_by
+from fedtools.models.acoustic.plain_ctc import ctc_losses
 from fedtools.models.criteria import Ctc
-from fedtools.models.plain_ctc import ctc_losses
 from fedtools.score.align import count_errors
 from fedtools.tasks.asr.corpus import Corpus
 from fedtools.tasks.asr.data import Batch, UtteranceSource

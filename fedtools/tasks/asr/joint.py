@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtools.models.acoustic.extractor import Cut
 from fedtools.models.criteria import Criterion
-from fedtools.models.extractor import Cut
 from fedtools.tasks.asr.data import Batch
 
 
@@ -36,7 +36,7 @@ class Joint(nn.Module):
                 setattr(model.get_submodule(path), last, own)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return what `fedtools.models.asr.outputs` does; `clients` selects the extractors."""
+        """Return what `asr.outputs` does; `clients` selects the extractors."""
         parts = []
         owners = batch["clients"]
         for client in torch.unique(owners).tolist():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedtools.client.objective import Objective, State
 from fedtools.decode.greedy import greedy
-from fedtools.models.asr import losses, outputs
+from fedtools.models.acoustic.asr import losses, outputs
 from fedtools.models.training import load_model
 from fedtools.tasks.asr.data import Batch
 

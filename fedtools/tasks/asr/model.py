@@ -19,8 +19,7 @@ from fedtools.exchange.states import spec_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import SHARED, Method
-from fedtools.models.adaptation import BASE, has_base
-from fedtools.models.asr import (
+from fedtools.models.acoustic.asr import (
     as_posteriors,
     build_model,
     classify,
@@ -29,11 +28,12 @@ from fedtools.models.asr import (
     outputs,
     represent,
 )
-from fedtools.models.copies import copy_of
+from fedtools.models.acoustic.extractor import Cut
+from fedtools.models.acoustic.masks import scaled
+from fedtools.models.adapt.adaptation import BASE, has_base
+from fedtools.models.adapt.copies import copy_of
 from fedtools.models.criteria import LatticeFree
-from fedtools.models.extractor import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
-from fedtools.models.masks import scaled
 from fedtools.models.pooling import pooled
 from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
 from fedtools.models.training import load_model

@@ -65,7 +65,7 @@ def generate(
     Args:
         model: a `Whisper`.
         tokens: its tokens.
-        found: what `fedtools.models.asr.outputs` returned for the batch.
+        found: what `fedtools.models.acoustic.asr.outputs` returned for the batch.
         batch: the batch, of which prompts, seeds and lengths are used.
         options: options of the search.
     """

@@ -35,7 +35,7 @@ from fedtools.exchange.states import load_state
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method
-from fedtools.models.asr import as_posteriors
+from fedtools.models.acoustic.asr import as_posteriors
 from fedtools.models.pretrained.options import Generation
 from fedtools.models.training import load_model
 from fedtools.tasks.asr import SERVER_WEIGHTS

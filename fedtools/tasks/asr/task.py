@@ -24,7 +24,7 @@ from fedtools.exchange.sent_features import Features
 from fedtools.lm.tokens import warn_of_unspelled
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Extracted, Method, Phase
-from fedtools.models.asr import (
+from fedtools.models.acoustic.asr import (
     build_model,
     encoder_kinds,
     input_kind_of,

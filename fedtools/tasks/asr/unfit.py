@@ -15,7 +15,7 @@ from fedtools.core.errors import UserError, some
 from fedtools.data.datadir import DataDir, invert
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
-from fedtools.models.asr import longest_input, shortest_input, trained_by
+from fedtools.models.acoustic.asr import longest_input, shortest_input, trained_by
 from fedtools.tasks.asr.data import Utterances, Zeros
 from fedtools.tasks.base import NoData
 

@@ -16,7 +16,7 @@ from fedtools.client.options import ClipTraining
 from fedtools.core.errors import UserError
 from fedtools.data.clips import RATE, Clips
 from fedtools.exchange.layer_cache import Outputs
-from fedtools.models.clip_batch import ClipBatch
+from fedtools.models.keywords.clip_batch import ClipBatch
 from fedtools.tasks.kws.frozen import ClipOutputs
 
 _CLIPS_IN_CACHE = 32

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fedtools.client.objective import Objective
 from fedtools.client.options import ClipTraining
 from fedtools.client.unit import Models
-from fedtools.models.adaptation import has_base
-from fedtools.models.clip_batch import ClipBatch
-from fedtools.models.copies import copy_of
+from fedtools.models.adapt.adaptation import has_base
+from fedtools.models.adapt.copies import copy_of
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network
+from fedtools.models.keywords.clip_batch import ClipBatch
 from fedtools.models.keywords.pretrained import FrozenHead
 from fedtools.models.pretrained.options import is_pretrained
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedtools.audio.augment import Plan, plan
 from fedtools.client.options import ClipTraining
 from fedtools.client.unit import Source
-from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.keywords.base import Network
+from fedtools.models.keywords.clip_batch import ClipBatch
 from fedtools.tasks.kws.clips import ClipFeatures
 
 

@@ -27,10 +27,10 @@ from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.messages import Limits
 from fedtools.exchange.options import Options
 from fedtools.methods.base import Method, Phase
-from fedtools.models.adaptation import BASE, has_base
-from fedtools.models.clip_batch import ClipBatch
-from fedtools.models.copies import copy_of
+from fedtools.models.adapt.adaptation import BASE, has_base
+from fedtools.models.adapt.copies import copy_of
 from fedtools.models.keywords import NETWORKS, build_network, inputs_of
+from fedtools.models.keywords.clip_batch import ClipBatch
 from fedtools.models.keywords.trial import try_network
 from fedtools.models.pretrained.options import is_pretrained, part_kinds
 from fedtools.models.training import check_optimizer, load_model

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from fedtools.core.atomic import check_new
 from fedtools.core.errors import UserError
-from fedtools.models.whisper_import.ctranslate2 import read_ctranslate2
-from fedtools.models.whisper_import.folder import write_folder
-from fedtools.models.whisper_import.openai import read_openai
-from fedtools.models.whisper_import.tokens import read_suppressed, read_tokenizer
+from fedtools.models.pretrained.whisper_import.ctranslate2 import read_ctranslate2
+from fedtools.models.pretrained.whisper_import.folder import write_folder
+from fedtools.models.pretrained.whisper_import.openai import read_openai
+from fedtools.models.pretrained.whisper_import.tokens import read_suppressed, read_tokenizer
 
 
 def import_whisper(source: Path, out: Path, tokenizer: Path | None = None) -> list[str]:

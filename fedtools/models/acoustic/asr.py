@@ -23,12 +23,12 @@ from torch import nn
 
 from fedtools.core.config import checked, option_error, unknown
 from fedtools.core.errors import UserError
+from fedtools.models.acoustic.padding import keep_to_own_frames
+from fedtools.models.acoustic.padding import positions as positions_of
+from fedtools.models.acoustic.tdnn import TdnnEncoder
 from fedtools.models.criteria import Criterion, Ctc, LatticeFree
-from fedtools.models.padding import keep_to_own_frames
-from fedtools.models.padding import positions as positions_of
 from fedtools.models.pretrained.folder import Folder
 from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
-from fedtools.models.tdnn import TdnnEncoder
 
 if TYPE_CHECKING:
     from fedtools.models.lfmmi.lattice import Lattice
@@ -39,17 +39,17 @@ _CLASSES = {
         "transformer": "espnet2.asr.encoder.transformer_encoder:TransformerEncoder",
         "conformer": "espnet2.asr.encoder.conformer_encoder:ConformerEncoder",
         "branchformer": "espnet2.asr.encoder.branchformer_encoder:BranchformerEncoder",
-        "tdnn": "fedtools.models.tdnn:TdnnEncoder",
+        "tdnn": "fedtools.models.acoustic.tdnn:TdnnEncoder",
     },
     "normalize": {
-        "utterance_mvn": "fedtools.models.padding:OwnUtteranceMVN",
+        "utterance_mvn": "fedtools.models.acoustic.padding:OwnUtteranceMVN",
         "global_mvn": "espnet2.layers.global_mvn:GlobalMVN",
     },
     "specaug": {"specaug": "espnet2.asr.specaug.specaug:SpecAug"},
     "ctc": {"ctc": "espnet2.asr.ctc:CTC"},
     "model": {
         "model": "espnet2.asr.espnet_model:ESPnetASRModel",
-        "adapted": "fedtools.models.adapted:AdaptedModel",
+        "adapted": "fedtools.models.adapt.adapted:AdaptedModel",
     },
 }
 _OPTIONAL = ("normalize", "specaug")
@@ -144,7 +144,7 @@ def build_model(
     model.criterion = LatticeFree(model.ctc, lattice) if lattice else Ctc(model.ctc)
     _initialize(model, config.get("init"), where)
     if "adapt" in config:
-        from fedtools.models.adapted import adapt_model
+        from fedtools.models.adapt.adapted import adapt_model
 
         adapt_model(base, model, config, where)
     _try(model, input_size, where)

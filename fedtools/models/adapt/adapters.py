@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedtools.models import stacked
-from fedtools.models.adaptation import Adapt, Combine
+from fedtools.models.adapt.adaptation import Adapt, Combine
 
 # Layers of torch, exactly of these types; layers of `fedtools.models.stacked`.
 _LINEAR = (nn.Linear,), stacked.Linear

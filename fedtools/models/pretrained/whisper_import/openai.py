@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from fedtools.core.errors import UserError
+from fedtools.models.pretrained.whisper_import.network import Sizes, Whisper, check
 from fedtools.models.torch_files import load_tensors
-from fedtools.models.whisper_import.network import Sizes, Whisper, check
 
 # Patterns in OpenAI's names and replacements for Hugging Face's, applied in this order.
 _NAMES = (

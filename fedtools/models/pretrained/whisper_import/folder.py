@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedtools.core.atomic import atomic_path, new_folder, write_text
-from fedtools.models.torch_files import save_tensors
-from fedtools.models.whisper_import.network import EMBEDDING, Sizes, Whisper
-from fedtools.models.whisper_import.tokens import (
+from fedtools.models.pretrained.whisper_import.network import EMBEDDING, Sizes, Whisper
+from fedtools.models.pretrained.whisper_import.tokens import (
     END,
     NO_TIMESTAMPS,
     PREVIOUS,
@@ -18,6 +17,7 @@ from fedtools.models.whisper_import.tokens import (
     Suppressed,
     Tokens,
 )
+from fedtools.models.torch_files import save_tensors
 
 
 def write_folder(out: Path, whisper: Whisper, tokens: Tokens, suppressed: Suppressed) -> None:

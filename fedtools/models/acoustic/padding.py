@@ -5,8 +5,7 @@ layer count frames that reach into the padding (101 frames become 24 alone, 25 o
 The convolutions in the blocks of a conformer or branchformer read transformed padding where a
 single utterance has zeros. The variance of `utterance_mvn` includes padding. The older relative
 positions ("legacy") depend on the length of the batch. Here, all of these use only an utterance's
-own frames, for models of `fedtools.models.asr.build_model`; parameters and their names stay
-ESPnet's.
+own frames, for models of `asr.build_model`; parameters and their names stay ESPnet's.
 
 In training, BatchNorm's statistics are over all frames of a padded batch, as in ESPnet, including
 the masked convolution's output for padding; so are the running statistics. Batches hold utterances

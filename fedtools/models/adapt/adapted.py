@@ -12,8 +12,8 @@ from typing import Any
 from espnet2.asr.espnet_model import ESPnetASRModel
 from torch import nn
 
-from fedtools.models.adapters import freeze
-from fedtools.models.base import adapt_to
+from fedtools.models.adapt.adapters import freeze
+from fedtools.models.adapt.base import adapt_to
 
 
 class AdaptedModel(ESPnetASRModel):

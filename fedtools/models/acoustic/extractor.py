@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedtools.models.asr import classify, outputs
-from fedtools.models.padding import embed
+from fedtools.models.acoustic.asr import classify, outputs
+from fedtools.models.acoustic.padding import embed
 from fedtools.models.pooling import inside
 from fedtools.models.pretrained.encoders import Encoder
 
@@ -62,7 +62,7 @@ class Cut(ABC):
 
         Args:
             model: the model.
-            batch: see `fedtools.models.asr.represent`.
+            batch: see `fedtools.models.acoustic.asr.represent`.
 
         Returns:
             features (B, T, D), and their numbers of frames (B,).
@@ -70,7 +70,7 @@ class Cut(ABC):
 
     @abstractmethod
     def classify(self, model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
-        """Return the result of `fedtools.models.asr.classify` from the features of `extract`."""
+        """Return the result of `asr.classify` from the features of `extract`."""
 
     def _try(self, model: nn.Module, bins: int, frames: int) -> Tensor:
         """Return features of a trial batch; raise a `ValueError` if the parts are not the whole."""

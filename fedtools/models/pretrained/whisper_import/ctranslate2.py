@@ -19,7 +19,7 @@ import torch
 
 from fedtools.core.errors import UserError
 from fedtools.core.text_files import open_input
-from fedtools.models.whisper_import.network import EMBEDDING, Sizes, Whisper, check
+from fedtools.models.pretrained.whisper_import.network import EMBEDDING, Sizes, Whisper, check
 
 _VERSION = 6
 # Types in the order of their numbers in the file.

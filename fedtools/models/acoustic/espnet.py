@@ -30,7 +30,7 @@ from fedtools.data.symbols import (
     write_tokens,
 )
 from fedtools.exchange.states import check_spec, save_state, spec_of
-from fedtools.models.asr import INPUT_SIZE, KEYS, build_model
+from fedtools.models.acoustic.asr import INPUT_SIZE, KEYS, build_model
 from fedtools.models.torch_files import load_tensors
 
 # ESPnet's options that are not supported: values that have no effect, and why others are refused.

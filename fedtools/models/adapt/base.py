@@ -12,8 +12,8 @@ from fedtools.core.config import from_mapping, option_error
 from fedtools.core.errors import UserError
 from fedtools.exchange.states import check_finite, load_state, spec_of
 from fedtools.exchange.values import check_values, of_model
-from fedtools.models.adaptation import Adapt
-from fedtools.models.adapters import adapt
+from fedtools.models.adapt.adaptation import Adapt
+from fedtools.models.adapt.adapters import adapt
 from fedtools.models.training import load_model
 
 

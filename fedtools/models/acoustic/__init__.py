@@ -1,0 +1,1 @@
+"""Acoustic models: ESPnet's encoders and TDNNs, cut in two, exported, and their losses."""

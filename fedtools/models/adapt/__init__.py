@@ -1,0 +1,1 @@
+"""Adaptation of large models: which part is trained, and what clients share."""
