@@ -14,7 +14,7 @@ from rescored_world import CLIENTS
 from safetensors.numpy import load_file
 
 from fedtools.core.tables import read_tsv
-from fedtools.federation.simulation import simulate
+from fedtools.federation.fmp.simulation import simulate
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import open_stream
 from fedtools.methods.fmp import FMP

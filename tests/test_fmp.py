@@ -16,8 +16,8 @@ from rescored_world import CLIENTS, WORDS, make_stream
 from safetensors.numpy import load_file, save_file
 
 from fedtools.core.tables import read_tsv
-from fedtools.federation.simulation import simulate, simulate_draws
-from fedtools.federation.sweep import FIGURES
+from fedtools.federation.fmp.simulation import simulate, simulate_draws
+from fedtools.federation.fmp.sweep import FIGURES
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import groups_of, open_stream
 from fedtools.methods.fmp import FMP

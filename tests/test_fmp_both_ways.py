@@ -14,7 +14,7 @@ from fmp_world import best_text
 from rescored_world import WORDS, make_stream
 from safetensors.numpy import load_file
 
-from fedtools.federation.simulation import simulate
+from fedtools.federation.fmp.simulation import simulate
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import open_stream
 from fedtools.methods.fmp import FMP

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from fedtools.core.tables import read_tsv
 from fedtools.data.datadir import write_table
-from fedtools.federation.cross import read_cross
+from fedtools.federation.asr.cross import read_cross
 
 CLIENTS = ("au", "en", "in")
 EXTRACTOR = ("encoder.embed.", "encoder.encoders.0.")

@@ -17,8 +17,8 @@ from rescored_world import make_stream
 from safetensors.numpy import load_file, save_file
 
 from fedtools.core.tables import read_tsv
+from fedtools.federation.fmp.simulation import simulate
 from fedtools.federation.rounds import run_rounds
-from fedtools.federation.simulation import simulate
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import open_stream
 from fedtools.methods.fmp import FMP

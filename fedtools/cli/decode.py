@@ -56,7 +56,7 @@ def decode(
     import re
 
     from fedtools.decode.lists import merge
-    from fedtools.federation import decode as work
+    from fedtools.federation.asr import decode as work
 
     if not re.fullmatch(r"average|start|round:\d+", model):
         raise typer.BadParameter("average, start, or round:N", param_hint="--model")
@@ -96,7 +96,7 @@ def cross(
         exp/mini/decouplefl/seed0/cross.tsv '{}=exp/mini/decouplefl/seed0'
     """
     from fedtools.cli.report import pair
-    from fedtools.federation import cross as work
+    from fedtools.federation.asr import cross as work
 
     pairs = [pair(text, "NAME=EXP", "NAME=EXP") for text in experiments]
     opened = [(name, open_experiment(Path(exp), ngpu)) for name, exp in pairs]
@@ -123,7 +123,7 @@ def merge_cross(
     Example in egs/commonvoice/asr1: fedtools merge-cross exp/mini/cross.tsv \
         exp/mini/decouplefl/seed0/cross.tsv --plot exp/mini/cross.png
     """
-    from fedtools.federation.cross import merge, read_cross
+    from fedtools.federation.asr.cross import merge, read_cross
 
     if not merge(parts, out):
         print("no personal models: nothing to compare", file=sys.stderr)

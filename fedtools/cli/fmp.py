@@ -28,7 +28,7 @@ def _kinds() -> dict[str, Any]:
     from typing import get_type_hints
 
     from fedtools.exchange.options import Rounds
-    from fedtools.federation.sweep import GROUPS, ROUNDS, SPAN
+    from fedtools.federation.fmp.sweep import GROUPS, ROUNDS, SPAN
     from fedtools.lm.reweighting import Weights
     from fedtools.methods.fmp import FMP, Adaptation
     from fedtools.privacy.options import Privacy
@@ -175,7 +175,7 @@ def rescore_sweep(
         exp/mini/sweep.tsv --vary scale=0,0.5,1 --set rounds=5
     """
     from fedtools.core.tables import format_table
-    from fedtools.federation.sweep import sweep
+    from fedtools.federation.fmp.sweep import sweep
 
     grid = _grid(vary, config, section)
     rows = sweep(stream, out, _values(fixed, False), grid, seed, draws)
@@ -226,7 +226,7 @@ def rescore_rows(
 
     from fedtools.core.config import lookup
     from fedtools.core.errors import UserError
-    from fedtools.federation import rows as work
+    from fedtools.federation.fmp import rows as work
 
     listed = lookup(config, section)
     if not isinstance(listed, dict) or not listed:
@@ -271,7 +271,7 @@ def rescore_tune(
     """
     import sys
 
-    from fedtools.federation.sweep import tune
+    from fedtools.federation.fmp.sweep import tune
 
     varied = _grid(vary, config, section)
     best, wer = tune(stream, out, _values(fixed, False), varied, _values(over, True), draws)
@@ -341,7 +341,7 @@ def privacy(
     Example in egs/ami/rescore1: fedtools privacy exp/mini/fmp-laplace-utterance-8/seed0
     """
     from fedtools.core.tables import format_table
-    from fedtools.federation.spending import write_spending
+    from fedtools.federation.fmp.spending import write_spending
     from fedtools.privacy.ledger import COLUMNS, LEVELS
 
     found = write_spending(experiments)

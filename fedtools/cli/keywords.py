@@ -32,7 +32,7 @@ def clip_scores(
 
     Example in egs/speechcommands/kws1: fedtools clip-scores exp/mini/keywords/dscnn/fedavg/seed0
     """
-    from fedtools.federation.clip_scores import score_clips
+    from fedtools.federation.kws.clip_scores import score_clips
 
     for path in experiments:
         rounds = score_clips(open_experiment(path, ngpu), split)
@@ -63,7 +63,7 @@ def detection(
     Example in egs/speechcommands/kws1: fedtools detection exp/mini/keywords/dscnn/fedavg/seed0
     """
     from fedtools.core.tables import format_table
-    from fedtools.federation.detection import measure_detection
+    from fedtools.federation.kws.detection import measure_detection
     from fedtools.score.detection import COLUMNS, DEFINITION
 
     rows = {path: measure_detection(open_experiment(path, ngpu), split) for path in experiments}
@@ -106,7 +106,7 @@ def false_alarms(
     from fedtools.cli.report import pair
     from fedtools.core.tables import format_table
     from fedtools.data.datadir import check_id
-    from fedtools.federation.running_speech import COLUMNS, count_false_accepts
+    from fedtools.federation.kws.running_speech import COLUMNS, count_false_accepts
 
     name, folder = pair(data, "--data", "NAME=DATA_DIR")
     check_id(name, "the name")

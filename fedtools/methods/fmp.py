@@ -4,7 +4,7 @@ Z. Liu, F. Peng: Federated marginal personalization for ASR rescoring, ICASSP 20
 group of utterances of the paper: clients rescore the group with the current distributions, then
 count its words. T rounds use T + 1 groups; the last group is rescored, and its counts are not sent.
 
-`fedtools.federation.simulation` runs algorithm 1 in memory. A federation on disk runs the same
+`fedtools.federation.fmp.simulation` runs algorithm 1 in memory. A federation on disk runs the same
 steps over files: the client update is `FMP.count_words`, on a `ClientState` that has replayed the
 earlier groups, and the server update is `FMP.release` and `FMP.aggregate`. As in the paper, u is
 the background distribution of words, q a client's distribution and q_bar that of all clients, each

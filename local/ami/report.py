@@ -31,7 +31,7 @@ from fedtools.data.datadir import DataDir, read_table
 from fedtools.data.units import WORD
 from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.ledger import SERVER_ROW, read_ledger
-from fedtools.federation.spending import spending
+from fedtools.federation.fmp.spending import spending
 from fedtools.privacy.ledger import LEVELS
 from fedtools.report.intervals import record_file
 from fedtools.report.options import add_page_options, page_of

@@ -17,7 +17,7 @@ from tables import by_value, cell, varied
 
 from fedtools.core.errors import UserError
 from fedtools.core.tables import format_markdown, number, read_tsv
-from fedtools.federation.running_speech import COLUMNS, CURVE
+from fedtools.federation.kws.running_speech import COLUMNS, CURVE
 from fedtools.score.detection import AN_HOUR, DET, OF_CLIPS
 
 if TYPE_CHECKING:

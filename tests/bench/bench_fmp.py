@@ -23,8 +23,8 @@ import numpy as np
 from fedtools.data.ark import write_ark
 from fedtools.data.datadir import write_table
 from fedtools.data.nbest import Hypothesis, write_nbest
-from fedtools.federation.simulation import simulate
-from fedtools.federation.sweep import sweep
+from fedtools.federation.fmp.simulation import simulate
+from fedtools.federation.fmp.sweep import sweep
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import groups_of
 from fedtools.lm.vocabulary import END, UNKNOWN, Vocabulary, write_unigram

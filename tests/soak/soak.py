@@ -51,10 +51,10 @@ IMPORTED = (
     *("matplotlib.pyplot", "PIL.Image", "espnet2.asr.espnet_model", "espnet2.asr.ctc"),
     *("espnet2.asr.encoder.transformer_encoder", "espnet2.asr.encoder.conformer_encoder"),
     *("fedtools.audio.pack", "fedtools.federation.init", "fedtools.tasks.asr.task"),
-    *("fedtools.tasks.kws.task", "fedtools.federation.decode", "fedtools.federation.rounds"),
+    *("fedtools.tasks.kws.task", "fedtools.federation.asr.decode", "fedtools.federation.rounds"),
     *(
         "fedtools.tasks.rescore.task",
-        "fedtools.federation.sweep",
+        "fedtools.federation.fmp.sweep",
         "fedtools.attack.membership.attack",
     ),
     *(

@@ -1,6 +1,6 @@
 """Sweeps over settings of FMP on the same stored scores, as a table of word error rates.
 
-No neural network runs: `fedtools.federation.simulation` re-weights scores that were stored once.
+No neural network runs: `simulation` re-weights scores that were stored once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedtools.core.errors import UserError
 from fedtools.core.recipe_sections import Bootstrap
 from fedtools.core.tables import write_tsv
 from fedtools.data.symbols import words_of
-from fedtools.federation.simulation import simulate_draws
+from fedtools.federation.fmp.simulation import simulate_draws
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.lm.word_scores import NBEST, Rescored

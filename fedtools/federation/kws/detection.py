@@ -7,8 +7,8 @@ from dataclasses import asdict
 import numpy as np
 
 from fedtools.core.tables import write_tsv
-from fedtools.federation.clip_scores import logits_after
 from fedtools.federation.federation import Federation
+from fedtools.federation.kws.clip_scores import logits_after
 from fedtools.score.detection import COLUMNS, DET, NEGATIVE, detect, scores_of
 from fedtools.score.verification import det_curve
 from fedtools.tasks.parts import CLIPS

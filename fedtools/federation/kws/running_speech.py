@@ -17,8 +17,8 @@ from fedtools.core.progress import counted
 from fedtools.core.tables import write_tsv
 from fedtools.data.clips import RATE
 from fedtools.data.datadir import DataDir
-from fedtools.federation.clip_scores import logits_after
 from fedtools.federation.federation import Federation
+from fedtools.federation.kws.clip_scores import logits_after
 from fedtools.models.keywords import inputs_of
 from fedtools.score.detection import AN_HOUR, NEGATIVE, peaks, rejects_at, scores_of
 from fedtools.tasks.parts import CLIPS, HEAR

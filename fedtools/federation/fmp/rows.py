@@ -33,8 +33,8 @@ from fedtools.core.tables import write_tsv
 from fedtools.core.text_files import read_words
 from fedtools.data.datadir import read_table
 from fedtools.data.symbols import words_of
-from fedtools.federation.simulation import Control, simulate
-from fedtools.federation.sweep import Setting, Sweep, setting_of
+from fedtools.federation.fmp.simulation import Control, simulate
+from fedtools.federation.fmp.sweep import Setting, Sweep, setting_of
 from fedtools.lm.ngram import read_sentences
 from fedtools.lm.reweighting import Lists
 from fedtools.lm.stream import spoken

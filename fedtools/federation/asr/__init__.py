@@ -1,0 +1,1 @@
+"""Decoding, and each client's model on each client's data."""

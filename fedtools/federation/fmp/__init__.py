@@ -1,0 +1,1 @@
+"""Simulation of FMP on stored scores: rows, sweeps, and what all of them spend."""

@@ -1,0 +1,1 @@
+"""Scores of single clips, and what is detected in running speech."""
