@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from rooms import count
 
 FILES = sorted(
     path
@@ -48,3 +49,10 @@ def test_what_does_not_exist_is_found(tmp_path, monkeypatch, line):
     monkeypatch.setattr("test_imports.ROOT", tmp_path)
     (tmp_path / "a.py").write_text(f"def late():\n    {line}\n")
     assert [said.partition(":")[0] for said in missing(tmp_path / "a.py")] == ["a.py"]
+
+
+def test_lines_of_code_are_counted(tmp_path):
+    text = '"""A module.\n\nMore.\n"""\n\n# No code.\nX = [\n    1,  # one\n]\n'
+    text += 'def f():\n    """Say."""\n    return """two\nlines"""\n'
+    (tmp_path / "a.py").write_text(text)
+    assert count(tmp_path / "a.py") == 6
