@@ -10,11 +10,11 @@ import torch
 import typer
 from conftest import ROOT, run
 
-from fedtools.cli import attack, decode, federation, fmp, keywords, rescore
+from fedtools.cli import attack, decode, federation, language_models, rescore, score
 from fedtools.cli.app import app
 
 # Importing a group of commands registers it.
-GROUPS = [attack, decode, federation, fmp, keywords, rescore]
+GROUPS = [attack, decode, federation, language_models, rescore, score]
 
 SCRIPTS = [*ROOT.glob("egs/*/*/run.sh"), *ROOT.glob("local/*/*.sh"), *ROOT.glob("utils/*.sh")]
 

@@ -1,7 +1,7 @@
 """The command line: every command parses its arguments, calls one function, and prints.
 
-One file for each group of commands; nothing heavy is imported before a command runs, so that
-`fedtools --help` answers at once.
+One file for each heading of `fedtools --help`, two for decoding and scoring, and several for
+attacks; nothing heavy is imported before a command runs, so that `fedtools --help` answers at once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from fedtools.core.signals import INTERRUPTED, is_interrupt
 # Importing a module registers its commands with `app`, which lists them in this order.
 GROUPS = (
     "federation",
-    "features",
     "data",
-    "lm",
+    "language_models",
     "decode",
-    "report",
-    "keywords",
+    "score",
     "rescore",
-    "fmp",
+    "privacy",
+    "report",
     "attack",
     "attack_card",
     "attack_inversion",

@@ -145,6 +145,14 @@ def section_option(kind: type, name: str, *, help: str, **settings: Any) -> Any:
     return typer.Option(**{"default": getattr(kind, name), "help": help, **bounds, **settings})
 
 
+def pair(text: str, option: str, form: str) -> tuple[str, str]:
+    """Split NAME=VALUE; raise a usage error if a part is empty."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value and text.isprintable()):
+        raise typer.BadParameter(f"{option} {text!r}: write {form}")
+    return name, value
+
+
 def _version(value: bool) -> None:
     if value:
         print(f"fedtools {__version__}")

@@ -12,7 +12,7 @@ import typer
 from fedtools.attack.options import A1, A2, Part, SentFeatures
 from fedtools.cli.app import app, command, make_group, section_option
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
-from fedtools.cli.report import RESAMPLES
+from fedtools.cli.score import RESAMPLES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -204,7 +204,7 @@ def merge_attacks(
     Example in egs/commonvoice/asr1: fedtools attack merge exp/mini/attacks.tsv \
         DecoupleFL=exp/mini/decouplefl/seed0/attacks/attacks.tsv
     """
-    from fedtools.cli.report import pair
+    from fedtools.cli.app import pair
     from fedtools.report.attacks import merge_attacks as merge
 
     form = "NAME=ATTACKS.tsv"

@@ -10,7 +10,7 @@ import typer
 from fedtools.attack.options import PERMUTATIONS
 from fedtools.cli.app import command
 from fedtools.cli.attack import UNDEFENDED, attack, read_prints, show
-from fedtools.cli.report import RESAMPLES
+from fedtools.cli.score import RESAMPLES
 
 
 @command("attributes", "Attacks", to=attack)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import typer
 
-from fedtools.cli.app import command
+from fedtools.cli.app import command, pair
 from fedtools.cli.attack import attack, show
 from fedtools.cli.federation import EXPERIMENT
-from fedtools.cli.report import RESAMPLES, pair
+from fedtools.cli.score import RESAMPLES
 
 
 @command("card", "Attacks", to=attack)

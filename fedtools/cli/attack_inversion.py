@@ -11,7 +11,7 @@ from fedtools.attack.options import Inversion
 from fedtools.cli.app import command, section_option
 from fedtools.cli.attack import SET, UNITS, attack, given_by, show
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
-from fedtools.cli.report import RESAMPLES
+from fedtools.cli.score import RESAMPLES
 
 
 @command("inversion", "Attacks", to=attack)

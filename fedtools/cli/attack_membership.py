@@ -10,7 +10,7 @@ from fedtools.attack.options import Updates
 from fedtools.cli.app import command, section_option
 from fedtools.cli.attack import UNITS, attack, show
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
-from fedtools.cli.report import RESAMPLES
+from fedtools.cli.score import RESAMPLES
 
 
 @command("membership", "Attacks", to=attack)

@@ -8,7 +8,7 @@ import typer
 
 from fedtools.cli.app import command
 from fedtools.cli.attack import attack, show
-from fedtools.cli.report import RESAMPLES
+from fedtools.cli.score import RESAMPLES
 
 
 @command("speech", "Attacks", to=attack)

@@ -9,7 +9,7 @@ import typer
 from fedtools.cli.app import command
 from fedtools.cli.attack import UNITS, attack, show
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
-from fedtools.cli.report import RESAMPLES
+from fedtools.cli.score import RESAMPLES
 
 
 @command("utility", "Attacks", to=attack)

@@ -10,7 +10,7 @@ from fedtools.attack.options import Weights
 from fedtools.cli.app import command
 from fedtools.cli.attack import DEFENCE, OTHERS, SET, attack, given_by, rounds_of, show
 from fedtools.cli.federation import NGPU, open_experiment
-from fedtools.cli.report import RESAMPLES
+from fedtools.cli.score import RESAMPLES
 
 
 @command("weights", "Attacks", to=attack)

@@ -1,18 +1,14 @@
-"""Commands that use models: decode, merge-nbest, tune, best-path, export, import."""
+"""Commands that decode, and choose from N-best lists."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from fedtools.cli.app import command
 from fedtools.cli.federation import NGPU, open_experiment
-
-if TYPE_CHECKING:
-    from fedtools.federation.federation import Federation
 
 DECODE_DIR = typer.Argument(..., metavar="DECODE_DIR", help="A folder made by fedtools decode.")
 
@@ -95,7 +91,7 @@ def cross(
     Example in egs/commonvoice/asr1: fedtools cross data/mini/test \
         exp/mini/decouplefl/seed0/cross.tsv '{}=exp/mini/decouplefl/seed0'
     """
-    from fedtools.cli.report import pair
+    from fedtools.cli.app import pair
     from fedtools.federation.asr import cross as work
 
     pairs = [pair(text, "NAME=EXP", "NAME=EXP") for text in experiments]
@@ -206,145 +202,3 @@ def best_path(
     from fedtools.decode.lists import best_path as best
 
     print(best(out, weights, drop_loops))
-
-
-@command("export", "Federation")
-def export(
-    experiment: Path = typer.Argument(
-        ..., metavar="EXP", help="The experiment, after fedtools average."
-    ),
-    out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
-    client: str = typer.Option(
-        None, help="Client whose model is exported, if clients have personal models."
-    ),
-    adapters: bool = typer.Option(
-        False, "--adapters", help="For network hf: export LoRA's adapters alone, as peft's files."
-    ),
-    as_base: bool = typer.Option(
-        False, "--as-base", help="For network hf: use the precision of the base, not float32."
-    ),
-) -> None:
-    """Export an averaged model to ESPnet or transformers.
-
-    An adapted model is exported whole, with its adapters merged into the weights.
-
-    Reads: EXP/model.safetensors, or EXP/clients/<client>/model.safetensors; EXP/config.yaml and
-    tokens or classes.txt; for network hf, the folder that config.yaml names.
-
-    Writes: OUT/config.yaml, model.pth and tokens. For network hf, a folder of the same kind as the
-    base: OUT/config.json, model.safetensors and the other files of such a folder, and in
-    head.safetensors a head that transformers does not know. With --adapters, adapter_config.json
-    and adapter_model.safetensors instead of the model.
-
-    Example in egs/commonvoice/asr1: fedtools export exp/mini/fedavg/seed0 exp/mini/espnet
-    """
-    from fedtools.core.errors import UserError
-    from fedtools.data.symbols import read_tokens
-    from fedtools.federation.evaluate import has_average, load_average
-    from fedtools.federation.federation import Federation
-    from fedtools.models.acoustic.espnet import export_espnet
-    from fedtools.models.adapt.adaptation import has_base
-    from fedtools.models.adapt.adapters import merged
-    from fedtools.models.pretrained.options import is_pretrained
-    from fedtools.tasks.parts import CORPUS, MODELS
-
-    if adapters and as_base:
-        raise typer.BadParameter("cannot be combined with --adapters", param_hint="--as-base")
-    federation = Federation(experiment)
-    config = federation.experiment.options.model
-    if client is not None and not (federation.personal and has_average(federation, client)):
-        remedy = "name a client that has one, or leave out --client"
-        raise UserError(f"client {client!r} has no averaged model", path=experiment, remedy=remedy)
-    if is_pretrained(config):
-        load_average(federation, client or "")
-        _export_pretrained(federation, out, adapters, as_base)
-        return
-    if adapters or as_base:
-        option = "--adapters" if adapters else "--as-base"
-        raise typer.BadParameter("is for models of network hf", param_hint=option)
-    corpus = federation.task.need(CORPUS)
-    load_average(federation, client or "")
-    model = federation.task.need(MODELS).build()
-    for path in export_espnet(
-        out,
-        config,
-        merged(model) if has_base(config) else model.state_dict(),
-        *read_tokens(experiment),
-    ):
-        print(path)
-    if ends := corpus.training.end_frames:
-        note = f"the model expects {ends} frames of zeros after every utterance (end_frames)"
-        print(f"{note}: append them to the features that ESPnet decodes", file=sys.stderr)
-
-
-def _export_pretrained(federation: Federation, out: Path, adapters: bool, as_base: bool) -> None:
-    """Write the model of an experiment that began with a Hugging Face folder."""
-    from fedtools.core.config import from_mapping
-    from fedtools.data.symbols import BPE_MODEL, TOKEN_TYPE, TOKENS
-    from fedtools.models.pretrained.export import export_adapters, export_folder
-    from fedtools.models.pretrained.folder import open_known
-    from fedtools.models.pretrained.options import Pretrained, is_seq2seq
-    from fedtools.tasks.parts import MODELS
-
-    options = from_mapping(Pretrained, federation.experiment.options.model, "model")
-    search = is_seq2seq(federation.experiment.options.model)
-    folder = open_known(options.path, options.sum, search)
-    models = federation.task.need(MODELS)
-    names = ("classes.txt", TOKENS, BPE_MODEL, TOKEN_TYPE)
-    labels = [federation.experiment.path / name for name in names]
-    model = models.build()
-    if adapters:
-        state = models.tensors(model)
-        notes = export_adapters(out, folder, model, state, labels, options.adaptation)
-    else:
-        notes = export_folder(out, folder, model, models.tensors(model), labels, as_base)
-    print(out / ("adapter_model.safetensors" if adapters else "model.safetensors"))
-    for sentence in notes:
-        print(sentence, file=sys.stderr)
-
-
-@command("import", "Federation")
-def import_(
-    sources: list[Path] = typer.Argument(
-        ...,
-        metavar="SOURCE...",
-        help="ESPnet's config.yaml and .pth file; or a CTranslate2 folder of Whisper; or OpenAI's "
-        ".pt file of Whisper.",
-    ),
-    out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
-    tokenizer: Path | None = typer.Option(
-        None, metavar="FOLDER", help="Folder with tokenizer.json, which an OpenAI .pt file lacks."
-    ),
-) -> None:
-    """Import a model of ESPnet or Whisper.
-
-    ESPnet's encoder and CTC layer are imported, for fedtools init --start. Whisper is imported
-    whole, as a Hugging Face folder: exactly from float32, float16 and bfloat16, and as precisely as
-    possible from CTranslate2's int8.
-
-    Reads: SOURCE; for Whisper, in SOURCE or --tokenizer, tokenizer.json and generation_config.json
-    or config.json.
-
-    Writes: OUT/model.safetensors. For ESPnet, model.yaml (the section model of a configuration) and
-    tokens; for Whisper, config.json, generation_config.json, preprocessor_config.json,
-    tokenizer.json and tokenizer_config.json.
-
-    Example in egs/commonvoice/asr1: fedtools import exp/mini/espnet/config.yaml \
-        exp/mini/espnet/model.pth exp/mini/imported
-    """
-    if len(sources) > 2:
-        raise typer.BadParameter("give one SOURCE, or two for ESPnet", param_hint="SOURCE")
-    if len(sources) == 2:
-        if tokenizer is not None:
-            problem = "is for OpenAI's .pt files, and two SOURCEs are ESPnet's"
-            raise typer.BadParameter(problem, param_hint="--tokenizer")
-        from fedtools.models.acoustic.espnet import import_espnet
-
-        notes = import_espnet(*sources, out)
-    else:
-        from fedtools.models.pretrained.whisper_import import import_whisper
-
-        notes = import_whisper(*sources, out, tokenizer)
-    for sentence in notes:
-        print(sentence)
-    print(out / "model.safetensors")

@@ -1,13 +1,17 @@
-"""Commands of a federation: init, sample, train-local, aggregate, rounds, reset, evaluate, ..."""
+"""Commands of a federation, from its beginning to its averaged model, and models in and out."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from fedtools.cli.app import command
+
+if TYPE_CHECKING:
+    from fedtools.federation.federation import Federation
 
 EXPERIMENT = typer.Argument(..., metavar="EXP", help="The experiment's folder.")
 ROUND = typer.Option(None, "--round", min=1, help="The round; default: the next incomplete one.")
@@ -417,3 +421,186 @@ def open_experiment(experiment: Path, ngpu: int = 0):
     from fedtools.federation.federation import Federation
 
     return Federation(experiment, device_of(ngpu))
+
+
+@command("config", "Federation")
+def config(
+    path: Path = typer.Argument(..., metavar="YAML", help="A configuration file."),
+    keys: list[str] = typer.Argument(
+        ..., metavar="KEY...", help="Names of options, such as tokens.vocab_size."
+    ),
+) -> None:
+    """Print values of a configuration, for shell scripts.
+
+    Each value is printed on a line of its own: a list with spaces between its items, a section as
+    the names of its options, a decimal number as it stands in the file. Sections for recipes, and
+    for commands that run before an experiment exists, are validated, and their defaults are known.
+
+    Reads: YAML.
+
+    Writes: nothing.
+
+    Example in egs/commonvoice/asr1: fedtools config conf/mini.yaml tokens.vocab_size lm.order
+    """
+    from fedtools.attack import options as attacks
+    from fedtools.core import recipe_sections as sections
+    from fedtools.core.config import from_mapping, lookup, read_yaml
+    from fedtools.core.errors import UserError
+
+    known = {**sections.SECTIONS, **attacks.SECTIONS}
+    content, values = read_yaml(path), []
+    for key in keys:
+        section, _, name = key.partition(".")
+        kind = known.get(section)
+        options = from_mapping(kind, content.get(section), f"{path}: {section}") if kind else None
+        try:
+            values.append(lookup(path, key, as_written=True))
+        except UserError:
+            # An option that the file leaves out has its default, if it has one.
+            if getattr(options, name, None) is None:
+                raise
+            values.append(getattr(options, name))
+    for value in values:
+        print(*value) if isinstance(value, list | tuple | dict) else print(value)
+
+
+@command("export", "Federation")
+def export(
+    experiment: Path = typer.Argument(
+        ..., metavar="EXP", help="The experiment, after fedtools average."
+    ),
+    out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
+    client: str = typer.Option(
+        None, help="Client whose model is exported, if clients have personal models."
+    ),
+    adapters: bool = typer.Option(
+        False, "--adapters", help="For network hf: export LoRA's adapters alone, as peft's files."
+    ),
+    as_base: bool = typer.Option(
+        False, "--as-base", help="For network hf: use the precision of the base, not float32."
+    ),
+) -> None:
+    """Export an averaged model to ESPnet or transformers.
+
+    An adapted model is exported whole, with its adapters merged into the weights.
+
+    Reads: EXP/model.safetensors, or EXP/clients/<client>/model.safetensors; EXP/config.yaml and
+    tokens or classes.txt; for network hf, the folder that config.yaml names.
+
+    Writes: OUT/config.yaml, model.pth and tokens. For network hf, a folder of the same kind as the
+    base: OUT/config.json, model.safetensors and the other files of such a folder, and in
+    head.safetensors a head that transformers does not know. With --adapters, adapter_config.json
+    and adapter_model.safetensors instead of the model.
+
+    Example in egs/commonvoice/asr1: fedtools export exp/mini/fedavg/seed0 exp/mini/espnet
+    """
+    from fedtools.core.errors import UserError
+    from fedtools.data.symbols import read_tokens
+    from fedtools.federation.evaluate import has_average, load_average
+    from fedtools.federation.federation import Federation
+    from fedtools.models.acoustic.espnet import export_espnet
+    from fedtools.models.adapt.adaptation import has_base
+    from fedtools.models.adapt.adapters import merged
+    from fedtools.models.pretrained.options import is_pretrained
+    from fedtools.tasks.parts import CORPUS, MODELS
+
+    if adapters and as_base:
+        raise typer.BadParameter("cannot be combined with --adapters", param_hint="--as-base")
+    federation = Federation(experiment)
+    config = federation.experiment.options.model
+    if client is not None and not (federation.personal and has_average(federation, client)):
+        remedy = "name a client that has one, or leave out --client"
+        raise UserError(f"client {client!r} has no averaged model", path=experiment, remedy=remedy)
+    if is_pretrained(config):
+        load_average(federation, client or "")
+        _export_pretrained(federation, out, adapters, as_base)
+        return
+    if adapters or as_base:
+        option = "--adapters" if adapters else "--as-base"
+        raise typer.BadParameter("is for models of network hf", param_hint=option)
+    corpus = federation.task.need(CORPUS)
+    load_average(federation, client or "")
+    model = federation.task.need(MODELS).build()
+    for path in export_espnet(
+        out,
+        config,
+        merged(model) if has_base(config) else model.state_dict(),
+        *read_tokens(experiment),
+    ):
+        print(path)
+    if ends := corpus.training.end_frames:
+        note = f"the model expects {ends} frames of zeros after every utterance (end_frames)"
+        print(f"{note}: append them to the features that ESPnet decodes", file=sys.stderr)
+
+
+def _export_pretrained(federation: Federation, out: Path, adapters: bool, as_base: bool) -> None:
+    """Write the model of an experiment that began with a Hugging Face folder."""
+    from fedtools.core.config import from_mapping
+    from fedtools.data.symbols import BPE_MODEL, TOKEN_TYPE, TOKENS
+    from fedtools.models.pretrained.export import export_adapters, export_folder
+    from fedtools.models.pretrained.folder import open_known
+    from fedtools.models.pretrained.options import Pretrained, is_seq2seq
+    from fedtools.tasks.parts import MODELS
+
+    options = from_mapping(Pretrained, federation.experiment.options.model, "model")
+    search = is_seq2seq(federation.experiment.options.model)
+    folder = open_known(options.path, options.sum, search)
+    models = federation.task.need(MODELS)
+    names = ("classes.txt", TOKENS, BPE_MODEL, TOKEN_TYPE)
+    labels = [federation.experiment.path / name for name in names]
+    model = models.build()
+    if adapters:
+        state = models.tensors(model)
+        notes = export_adapters(out, folder, model, state, labels, options.adaptation)
+    else:
+        notes = export_folder(out, folder, model, models.tensors(model), labels, as_base)
+    print(out / ("adapter_model.safetensors" if adapters else "model.safetensors"))
+    for sentence in notes:
+        print(sentence, file=sys.stderr)
+
+
+@command("import", "Federation")
+def import_(
+    sources: list[Path] = typer.Argument(
+        ...,
+        metavar="SOURCE...",
+        help="ESPnet's config.yaml and .pth file; or a CTranslate2 folder of Whisper; or OpenAI's "
+        ".pt file of Whisper.",
+    ),
+    out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
+    tokenizer: Path | None = typer.Option(
+        None, metavar="FOLDER", help="Folder with tokenizer.json, which an OpenAI .pt file lacks."
+    ),
+) -> None:
+    """Import a model of ESPnet or Whisper.
+
+    ESPnet's encoder and CTC layer are imported, for fedtools init --start. Whisper is imported
+    whole, as a Hugging Face folder: exactly from float32, float16 and bfloat16, and as precisely as
+    possible from CTranslate2's int8.
+
+    Reads: SOURCE; for Whisper, in SOURCE or --tokenizer, tokenizer.json and generation_config.json
+    or config.json.
+
+    Writes: OUT/model.safetensors. For ESPnet, model.yaml (the section model of a configuration) and
+    tokens; for Whisper, config.json, generation_config.json, preprocessor_config.json,
+    tokenizer.json and tokenizer_config.json.
+
+    Example in egs/commonvoice/asr1: fedtools import exp/mini/espnet/config.yaml \
+        exp/mini/espnet/model.pth exp/mini/imported
+    """
+    if len(sources) > 2:
+        raise typer.BadParameter("give one SOURCE, or two for ESPnet", param_hint="SOURCE")
+    if len(sources) == 2:
+        if tokenizer is not None:
+            problem = "is for OpenAI's .pt files, and two SOURCEs are ESPnet's"
+            raise typer.BadParameter(problem, param_hint="--tokenizer")
+        from fedtools.models.acoustic.espnet import import_espnet
+
+        notes = import_espnet(*sources, out)
+    else:
+        from fedtools.models.pretrained.whisper_import import import_whisper
+
+        notes = import_whisper(*sources, out, tokenizer)
+    for sentence in notes:
+        print(sentence)
+    print(out / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Commands that score hypotheses and report results: score, compare, report, show."""
+"""Commands that write pages and show experiments."""
 
 from __future__ import annotations
 
@@ -7,25 +7,16 @@ import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
-from fedtools.cli.app import command, section_option
-from fedtools.core.recipe_sections import Bootstrap
+from fedtools.cli.app import command, pair
 
 if TYPE_CHECKING:
     from fedtools.report.page import Row
     from fedtools.report.summary import Summary
 
-DATA_DIR = typer.Argument(
-    metavar="DATA_DIR", help="Data directory with text, utt2spk, and utt2client if any."
-)
-RESAMPLES = section_option(Bootstrap, "resamples", help="Number of bootstrap resamples.")
-SEED = typer.Option(0, help="Random seed of the bootstrap.")
-TEXT_RULE = typer.Option(
-    "none", help="spoken: ignore case, punctuation and how numbers are written."
-)
 RESULTS = typer.Argument(
     metavar="RESULTS", help="RESULTS.md; its other sections are left unchanged."
 )
@@ -37,67 +28,6 @@ COMMAND = typer.Option(None, help="Command that made the figures; default: this 
 _ROW = "[NAME=]EXP_DIR:SCORE_DIR"
 _EXPERIMENT = "[NAME=]EXP_DIR"
 DATE = typer.Option(None, formats=["%Y-%m-%d"], help="Date of the report; default: today.")
-
-
-@command("score", "Decoding and scoring")
-def score_command(
-    data_dir: Path = DATA_DIR,
-    hyp_text: Path = typer.Argument(
-        metavar="HYP_TEXT", help="Hypotheses as Kaldi text; a line with only an id is an empty one."
-    ),
-    out_dir: Path = typer.Argument(
-        metavar="OUT_DIR", help="Gets score_wer/, score_cer/, wer.tsv and utterances.tsv."
-    ),
-    text_rule: Literal["none", "spoken"] = TEXT_RULE,
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
-) -> None:
-    """Count word and character errors, with 95 % intervals.
-
-    Errors are counted as by sclite; the tables have a row for each client. For a language written
-    without spaces, as given by utt2lang, only characters are counted.
-
-    Reads: DATA_DIR/text, utt2spk, utt2client, utt2lang; HYP_TEXT.
-
-    Writes: OUT_DIR/score_wer/ and score_cer/ with hyp.trn, ref.trn and result.txt; OUT_DIR/wer.tsv
-    and utterances.tsv, the errors of each utterance.
-
-    Example in egs/commonvoice/asr1: fedtools score data/mini/test \
-        exp/mini/fedavg/seed0/decode_test/text exp/mini/fedavg/seed0/decode_test
-    """
-    from fedtools.score.wer import score, score_table
-
-    rows = score(data_dir, hyp_text, out_dir, resamples, seed, text_rule)
-    print(score_table(rows), end="")
-
-
-@command("compare", "Decoding and scoring")
-def compare_command(
-    data_dir: Path = DATA_DIR,
-    hyp_a: Path = typer.Argument(metavar="HYP_A", help="Kaldi text of system A's hypotheses."),
-    hyp_b: Path = typer.Argument(metavar="HYP_B", help="Kaldi text of system B's hypotheses."),
-    out: Path | None = typer.Option(None, help="Also write the table to this TSV file."),
-    text_rule: Literal["none", "spoken"] = TEXT_RULE,
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
-) -> None:
-    """Compare two systems' word error rates (MAPSSWE).
-
-    The table has the difference of the two rates and the matched-pair test. For a language written
-    without spaces, as given by utt2lang, characters are counted.
-
-    Reads: DATA_DIR/text, utt2spk, utt2client, utt2lang; HYP_A and HYP_B.
-
-    Writes: the TSV of --out.
-
-    Example in egs/commonvoice/asr1: fedtools compare data/mini/test \
-        exp/mini/baseline/seed0/decode_test/text exp/mini/fedavg/seed0/decode_test/text
-    """
-    from fedtools.score.compare import compare, compare_table
-
-    rows = compare(data_dir, hyp_a, hyp_b, resamples, seed, out, text_rule)
-    print(f"A = {hyp_a}\nB = {hyp_b}\n")
-    print(compare_table(rows), end="")
 
 
 @command("report", "Reports")
@@ -289,14 +219,6 @@ def show_command(
         print(clients_table(Experiment(experiment), round_), end="")
         return
     print(cost_table(Experiment(experiment)), end="")
-
-
-def pair(text: str, option: str, form: str) -> tuple[str, str]:
-    """Split NAME=VALUE; raise a usage error if a part is empty."""
-    name, equals, value = text.partition("=")
-    if not (name and equals and value and text.isprintable()):
-        raise typer.BadParameter(f"{option} {text!r}: write {form}")
-    return name, value
 
 
 def _folder(path: Path) -> Path:

@@ -1,13 +1,85 @@
-"""Commands for keyword spotting: clip-scores, detection, false-alarms."""
+"""Commands that score: words and characters, differences, and keywords."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import typer
 
-from fedtools.cli.app import command
+from fedtools.cli.app import command, section_option
 from fedtools.cli.federation import NGPU, open_experiment
+from fedtools.core.recipe_sections import Bootstrap
+
+DATA_DIR = typer.Argument(
+    metavar="DATA_DIR", help="Data directory with text, utt2spk, and utt2client if any."
+)
+RESAMPLES = section_option(Bootstrap, "resamples", help="Number of bootstrap resamples.")
+SEED = typer.Option(0, help="Random seed of the bootstrap.")
+TEXT_RULE = typer.Option(
+    "none", help="spoken: ignore case, punctuation and how numbers are written."
+)
+
+
+@command("score", "Decoding and scoring")
+def score_command(
+    data_dir: Path = DATA_DIR,
+    hyp_text: Path = typer.Argument(
+        metavar="HYP_TEXT", help="Hypotheses as Kaldi text; a line with only an id is an empty one."
+    ),
+    out_dir: Path = typer.Argument(
+        metavar="OUT_DIR", help="Gets score_wer/, score_cer/, wer.tsv and utterances.tsv."
+    ),
+    text_rule: Literal["none", "spoken"] = TEXT_RULE,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> None:
+    """Count word and character errors, with 95 % intervals.
+
+    Errors are counted as by sclite; the tables have a row for each client. For a language written
+    without spaces, as given by utt2lang, only characters are counted.
+
+    Reads: DATA_DIR/text, utt2spk, utt2client, utt2lang; HYP_TEXT.
+
+    Writes: OUT_DIR/score_wer/ and score_cer/ with hyp.trn, ref.trn and result.txt; OUT_DIR/wer.tsv
+    and utterances.tsv, the errors of each utterance.
+
+    Example in egs/commonvoice/asr1: fedtools score data/mini/test \
+        exp/mini/fedavg/seed0/decode_test/text exp/mini/fedavg/seed0/decode_test
+    """
+    from fedtools.score.wer import score, score_table
+
+    rows = score(data_dir, hyp_text, out_dir, resamples, seed, text_rule)
+    print(score_table(rows), end="")
+
+
+@command("compare", "Decoding and scoring")
+def compare_command(
+    data_dir: Path = DATA_DIR,
+    hyp_a: Path = typer.Argument(metavar="HYP_A", help="Kaldi text of system A's hypotheses."),
+    hyp_b: Path = typer.Argument(metavar="HYP_B", help="Kaldi text of system B's hypotheses."),
+    out: Path | None = typer.Option(None, help="Also write the table to this TSV file."),
+    text_rule: Literal["none", "spoken"] = TEXT_RULE,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> None:
+    """Compare two systems' word error rates (MAPSSWE).
+
+    The table has the difference of the two rates and the matched-pair test. For a language written
+    without spaces, as given by utt2lang, characters are counted.
+
+    Reads: DATA_DIR/text, utt2spk, utt2client, utt2lang; HYP_A and HYP_B.
+
+    Writes: the TSV of --out.
+
+    Example in egs/commonvoice/asr1: fedtools compare data/mini/test \
+        exp/mini/baseline/seed0/decode_test/text exp/mini/fedavg/seed0/decode_test/text
+    """
+    from fedtools.score.compare import compare, compare_table
+
+    rows = compare(data_dir, hyp_a, hyp_b, resamples, seed, out, text_rule)
+    print(f"A = {hyp_a}\nB = {hyp_b}\n")
+    print(compare_table(rows), end="")
 
 
 @command("clip-scores", "Decoding and scoring")
@@ -103,7 +175,7 @@ def false_alarms(
     Example in egs/speechcommands/kws1: fedtools false-alarms \
         exp/mini/keywords/dscnn/fedavg/seed0 --data an4=/corpora/an4/test --leave-out know,write
     """
-    from fedtools.cli.report import pair
+    from fedtools.cli.app import pair
     from fedtools.core.tables import format_table
     from fedtools.data.datadir import check_id
     from fedtools.federation.kws.running_speech import COLUMNS, count_false_accepts

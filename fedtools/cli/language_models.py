@@ -1,4 +1,4 @@
-"""Commands that train tokens and n-gram language models."""
+"""Commands that train tokens, n-grams, denominators and neural language models."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 import typer
 
 from fedtools.cli.app import command, section_option
+from fedtools.cli.federation import NGPU
 from fedtools.core.recipe_sections import Denominator, Ngram, Tokens, TokenType
 
 Unit = Literal["word", "token"]
@@ -139,3 +140,51 @@ def train_denominator(
     graph = lattice.train_denominator(transcripts, tokenizer.tokens, order, max_histories)
     lattice.save_denominator(out / lattice.FILE, graph)
     print(f"{out / lattice.FILE}: {len(graph.final)} states, {len(graph.pdf)} arcs")
+
+
+@command("train-nnlm", "Language models")
+def train_nnlm(
+    paths: list[Path] = typer.Argument(
+        metavar="[TEXT]... OUT", help="Kaldi text files; the folder to write."
+    ),
+    plain: list[Path] = typer.Option(
+        [], help="Text without utterance ids; may be given several times."
+    ),
+    valid: list[Path] = typer.Option(..., help="Kaldi text by which the best epoch is chosen."),
+    config: Path = typer.Option(
+        None, help="YAML file with the options; default: those of the paper."
+    ),
+    section: str = typer.Option("nnlm", help="Section of the YAML file with the options."),
+    start: Path = typer.Option(
+        None,
+        metavar="NNLM",
+        help="A model to continue training; its words are kept, its counts are added to.",
+    ),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
+    ngpu: int = NGPU,
+) -> None:
+    """Train a neural language model of words.
+
+    The model is ESPnet's TransformerLM, for rescoring.
+
+    Reads: TEXT, and the files of --plain and --valid; the YAML of --config; the folder of --start.
+
+    Writes: OUT/config.yaml, words.txt, unigram.tsv, perplexity.tsv, model.safetensors;
+    state.safetensors while it trains.
+
+    Example in egs/ami/rescore1: fedtools train-nnlm data/mini/train/text exp/mini/nnlm/seed0 \
+        --plain downloads/ami-mini/background.txt --valid data/mini/dev/text --config \
+        conf/mini.yaml
+    """
+    *texts, out = paths
+    if not (texts or plain):
+        raise typer.BadParameter("no text: TEXT... OUT, or --plain FILE OUT", param_hint="TEXT")
+
+    from fedtools.cli.federation import device_of
+    from fedtools.lm import nnlm_training as work
+
+    training = work.read_options(config, section)
+    files = work.Texts(texts, plain, valid)
+    history = work.train_nnlm(files, out, training, seed, device_of(ngpu), start)
+    best = min(range(len(history)), key=lambda epoch: history[epoch][1])
+    print(f"{out}: epoch {best + 1} of {len(history)}, perplexity {history[best][1]:.2f}")
