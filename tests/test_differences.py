@@ -238,4 +238,10 @@ def test_what_cannot_be_compared_is_one_line(world):
     for old, new in ((b"\t20\t", b"\t21\t"), (b"\nen\t", b"\nau\t"), (b"-a\t", b"-a\t\t")):
         path.write_bytes(kept.replace(old, new, 1))
         report(world).fails(1, str(path))
+    # As many words in all, but of other utterances.
+    lines = kept.split(b"\n")
+    lines[1] = lines[1].replace(b"\t20\t", b"\t21\t")
+    lines[2] = lines[2].replace(b"\t20\t", b"\t19\t")
+    path.write_bytes(b"\n".join(lines))
+    report(world, "--reference", "Baseline").fails(1, f"{path.parent}: not the test data of Base")
     path.write_bytes(kept)
