@@ -152,10 +152,6 @@ class Clips:
         edges = np.array([0, len(rows)])
         return replace(self, clients=[client], edges=edges, labels=labels, waves=waves)
 
-    def client_of(self, row: int) -> str:
-        """Return the client that a clip belongs to."""
-        return self.clients[int(np.searchsorted(self.edges, row, "right")) - 1]
-
     def entropies(self) -> np.ndarray:
         """Return each client's label entropy over log(classes), 0 to 1: float64 (clients,)."""
         # With a single class, the entropy is 0.
