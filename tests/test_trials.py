@@ -16,7 +16,7 @@ PEOPLE = tuple("abcdefgh")
 
 def items_of(owners: dict[str, str], sizes: dict[str, int] | None = None) -> Items:
     """Return utterances whose speaker is the first letter of their name."""
-    lacking = ("loss", "audio", "source", "labels", "loss_at", "errors")
+    lacking = ("losses", "audio", "source", "labels", "loss_at", "errors")
     nothing: dict = dict.fromkeys(lacking)
     sizes = sizes or dict.fromkeys(owners, 100)
     speakers = {name: name[0] for name in owners}
