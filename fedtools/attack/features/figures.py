@@ -171,8 +171,8 @@ def over_clients(figures: Iterable[Figure], seed: int) -> list[Figure]:
     `of_few`, as if all clients were as small as the smallest.
 
     In simulations with true shares of 20 and 50 %, 95 % intervals contain the mean in 93 to 97 % of
-    the cases with clients of similar numbers of speakers (2 or more), and in 85 to 94 % with one or
-    two small clients beside large ones. Near 0 and 100 % few are too few: 76 to 94 % at 90 %.
+    the cases with clients of similar numbers of speakers, and in 85 to 96 % with small clients
+    beside large ones; at 90 %, where most speakers are right, in 76 to 94 %.
 
     Args:
         figures: figures of all clients; those without a value are not counted.

@@ -216,14 +216,13 @@ class KwsTask(Task[Method]):
                 places[name], speakers[name] = (split, place), str(client)
         owners = {one: who if "/" not in one else "" for one, who in speakers.items()}
 
-        def loss(model: nn.Module, name: str) -> Tensor:
-            split, place = places[name]
-            mfcc = features[split].plain(slice(place, place + 1))
-            label = torch.tensor([int(features[split].clips.labels[place])], device=self.device)
-            return F.cross_entropy(model(mfcc[None])[0], label)
-
         def losses(model: nn.Module, names: Sequence[str]) -> Tensor:
-            return torch.stack([loss(model, name) for name in names])
+            found = []
+            for split, place in (places[name] for name in names):
+                mfcc = features[split].plain(slice(place, place + 1))
+                label = torch.tensor([int(features[split].clips.labels[place])], device=self.device)
+                found.append(F.cross_entropy(model(mfcc[None])[0], label))
+            return torch.stack(found)
 
         def audio(name: str) -> np.ndarray:
             split, place = places[name]
