@@ -384,7 +384,7 @@ def test_what_clients_keep_is_for_their_owner_alone(tmp_path):
     assert folders and {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
     kept = list((path / "clients").glob("*/round_*/*"))
     assert kept and {one.stat().st_mode & 0o777 for one in kept} == {0o600}
-    # Files as written by an earlier version.
+    # As another program may leave them.
     for folder in folders:
         folder.chmod(0o755)
     inside("rounds", path, "--to", "2").ok()

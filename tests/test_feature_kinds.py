@@ -105,7 +105,7 @@ def test_a_part_of_a_set_keeps_its_kind(world, tmp_path):
 
 
 def test_features_without_the_file_fit_any(world, tmp_path):
-    """They are of Kaldi, or of an earlier version; a set beside others of a known kind is named."""
+    """Kaldi's have none; a set beside others of a known kind is named."""
     old = make(tmp_path, "old")
     (kind,) = (tmp_path / "ark_old").glob("*.yaml")
     known = kind.read_text()

@@ -598,7 +598,7 @@ def test_models_are_measured_by_the_statistics_of_training(world, tmp_path, meth
 def test_an_epoch_is_every_clip(world, tmp_path):
     """Batches hold all clips: for the server, and for a client without given steps."""
     federation = Federation(begin(world, tmp_path / "exp", "centralized"))
-    place = federation.server(1)
+    place = federation.learner(1)
     batches = place.source.batches(1, None, "train")
     assert batches.steps == [-(-97 // 8)]
     assert set(batches._plans[0].clips.flat) == set(range(97))

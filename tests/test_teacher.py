@@ -297,7 +297,7 @@ def test_a_teacher_of_the_server_on_features(world, tmp_path):
     begun, federation = load_file(path / "init.safetensors"), Federation(path)
     plans = []
     for number in range(2, 2 + ROUNDS):
-        place = federation.server(number)
+        place = federation.learner(number)
         plans.append([dict(batch) for (batch,) in place.source.batches(1, None, "train").stream(0)])
     assert {len(plan) for plan in plans} == {-(-sum(TRAIN.values()) // 2)}
     check_clean(world, path / "round_0001", begun)

@@ -97,7 +97,7 @@ def find_updates(federation: Federation, rounds: Sequence[int]) -> Updates:
     found = Updates()
     for number in rounds:
         phase = federation.method.phase(number)
-        payload = federation.payload(phase) if phase.client else None
+        payload = federation.payload(phase) if phase.client_update else None
         if payload is None or not payload.tensors:
             raise NotApplicable(f"in round {number} clients send no tensors")
         found.spec = payload.tensors

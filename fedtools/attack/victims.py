@@ -110,7 +110,7 @@ def sound_victims(federation: Federation, rounds: Sequence[int]) -> Victims:
 def _sent(federation: Federation, number: int) -> Iterator[Message | Refusal]:
     folder = federation.experiment.round(number)
     phase = federation.method.phase(number)
-    if folder.is_done() and (phase.client is None or phase.sends != SHARED):
+    if folder.is_done() and (phase.client_update is None or phase.sends != SHARED):
         problem = f"in round {number} clients send no models"
         raise UserError(problem, path=federation.where)
     messages, refusals = received(federation, number)
@@ -146,12 +146,11 @@ def received(federation: Federation, number: int) -> tuple[list[Message], list[R
 def _warn_of_changes(sums: Mapping[str, str], messages: Sequence[Message]) -> None:
     """Warn of files that changed since their round was closed.
 
-    A warning is enough: the files were validated again, and only attacks read them. Rounds of
-    earlier versions have no checksums of them.
+    A warning is enough: the files were validated again, and only attacks read them.
     """
-    found = sums_of(messages) if any(name.startswith("update.") for name in sums) else {}
+    found = sums_of(messages)
     for path in sorted({path for message in messages for path in message.seals}):
-        if found and sums.get(path.name) != found.get(path.name):
+        if sums.get(path.name) != found.get(path.name):
             print(f"warning: {path}: changed since its round was closed", file=sys.stderr)
 
 

@@ -4,8 +4,7 @@
     ARK_DIR/feats.1.yaml    kind, sample_rate, num_mel_bins; ivectors, if these are appended
 
 Features of another kind or sample rate can have the same width, and no value tells them apart.
-Features without such a file, of Kaldi or of an earlier version, are of an unknown kind, which fits
-any other.
+Features without such a file, such as Kaldi's, are of an unknown kind, which fits any other.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from fedtools.core.errors import UserError
 from fedtools.core.tables import count, number, read_tsv, write_tsv
-from fedtools.core.text_files import read_lines
 from fedtools.data.datadir import check_id
 from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.messages import OK
@@ -78,7 +77,7 @@ def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
     experiment.round(at).check_ledger()
     path = experiment.round(at).ledger
     seen: set[str] = set()
-    for line, row in enumerate(_rows(path), 2):
+    for line, row in enumerate(read_tsv(path, COLUMNS), 2):
         client = row["client"]
         if client != SERVER_ROW:
             check_id(client, "client", path, line)
@@ -89,13 +88,3 @@ def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
         down, up, steps = (count(row, name, path, line) for name in COLUMNS[2:5])
         theirs, ours, seconds = (number(row, name, path, line) for name in COLUMNS[5:8])
         yield LedgerRow(at, client, down, up, steps, theirs, ours, seconds, row["status"])
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    try:
-        return read_tsv(path, COLUMNS)
-    except UserError:
-        if read_lines(path)[:1] != ["\t".join(name for name in COLUMNS if name != "steps")]:
-            raise
-    problem = "no column 'steps': an earlier version closed this round"
-    raise UserError(problem, path=path, remedy="continue with that version, or begin anew")

@@ -128,11 +128,6 @@ class Message:
             raise ValueError(f"no tensors of {self.client}")
         return self.layout.offsets[name] + self.row * self.layout.strides[name]
 
-    @property
-    def tensor_bytes(self) -> int:
-        """Return the size of the message's tensors in bytes."""
-        return sum(self.layout.strides.values()) if self.layout else 0
-
 
 @dataclass(frozen=True)
 class Refusal:

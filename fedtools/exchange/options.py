@@ -79,8 +79,6 @@ NAMES = tuple(field.name for field in fields(Options))
 def read_frozen(path: Path) -> Options:
     """Read the options that `fedtools init` has frozen; all must be there.
 
-    Experiments of earlier versions have no `defaults`.
-
     Raises:
         UserError: if an option is missing, unknown or of the wrong type.
     """

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -142,10 +142,10 @@ def save_each(
     name: str, kept: Iterable[tuple[Private, Mapping[str, np.ndarray | torch.Tensor]]]
 ) -> None:
     """Save tensors of many owners under one name, each as `Private.save` does."""
-    do_together(partial(owner.save, name, tensors) for owner, tensors in kept)
+    do_together([partial(owner.save, name, tensors) for owner, tensors in kept])
 
 
-def do_together(tasks: Iterable[Callable[[], None]]) -> None:
+def do_together(tasks: Sequence[Callable[[], None]]) -> None:
     """Change the files of many owners in threads.
 
     A file system that is busy with other programs let 300 owners wait 2 s for a removal each, one

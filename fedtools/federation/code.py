@@ -4,7 +4,7 @@
     EXP/code.yaml     SHA-256 of files that are neither fedtools' nor an installed package's
 
 Both are compared whenever an experiment is opened, since a method that changed between two rounds
-gives results of neither. Experiments of earlier versions have neither, and are not compared.
+gives results of neither.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def check_code(experiment: Experiment, method: Method, task: type[Task[Any]]) ->
     kinds = kinds_of(experiment.options, method, task)
     path = experiment.path / CODE
     known = read_yaml(path) if path.exists() else {}
-    for module, file in own_files(kinds.values(), task).items() if known else ():
+    for module, file in own_files(kinds.values(), task).items():
         if known.get(module) != sha256(file):
             problem = f"changed since {experiment.path} began with it"
             raise UserError(problem, path=file, remedy=_REMEDY)

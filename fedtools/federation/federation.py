@@ -103,7 +103,6 @@ class Federation:
 
     def work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
         """Run the client update of a unit; the caller then writes the result and calls `finish`."""
-        assert phase.client is not None
         try:
             return self._work(clients, number, phase)
         except (MissingData, NoData) as error:
@@ -115,13 +114,13 @@ class Federation:
             return Sent([Report(client, reason=error.reason) for client in clients], rows)
 
     def _work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
-        half = phase.client
-        assert half is not None
+        assert phase.client_update is not None
+        update = phase.client_update
         if not self.task.models:
-            trained = half(self.task.source(clients, number, phase))
+            trained = update(self.task.source(clients, number, phase))
             return Sent(_reports(clients, trained), self._rows(trained, phase))
         client = self.client(clients, number)
-        trained = half(client)
+        trained = update(client)
         client.keep_personal([bool(one.steps) and not one.reason for one in trained])
         tensors = self._models(client) if phase.sends == SHARED else self._rows(trained, phase)
         return Sent(_reports(clients, trained), tensors, trained[0].features)
@@ -146,7 +145,7 @@ class Federation:
             load_model(models.tensors(model, index), states.own(client, number))
         return Client(unit, source, models, model)
 
-    def server(self, number: int) -> Client:
+    def learner(self, number: int) -> Client:
         """Create the training unit of the server, with the shared state of the round."""
         from fedtools.client.client import Client
         from fedtools.client.unit import SERVER, Unit
@@ -185,11 +184,11 @@ class Federation:
 
     def finish(self, clients: Sequence[str], number: int) -> None:
         """Remove the checkpoints of clients whose results are on disk."""
-        do_together(own.finish for own in self._files_of(clients, number))
+        do_together([own.finish for own in self._files_of(clients, number)])
 
     def closed(self, number: int, clients: Sequence[str]) -> None:
         """Remove what clients kept for repeating a round, once it is complete."""
-        do_together(partial(own.drop_old, keep=1) for own in self._files_of(clients, number))
+        do_together([partial(own.drop_old, keep=1) for own in self._files_of(clients, number)])
         if self.task.protection:
             self.task.protection.closed(number, clients)
 

@@ -186,7 +186,7 @@ def _begin(facts: Facts, new: NewExperiment[Method], seed: int) -> tuple[State, 
 
 
 def _freeze_data(path: Path, sums: Mapping[str, Mapping[str, str]]) -> None:
-    """Freeze the sums of the data; experiments of earlier versions do not know their `KIND`."""
+    """Freeze the sums of the data, and the kind of features where it was known at first."""
     begun = read_yaml(path) if path.exists() else {}
     old = {split for split, one in begun.items() if KIND not in one}
     kept = {
@@ -201,15 +201,12 @@ def _freeze_options(path: Path, options: Options, begun: bool) -> None:
 
     Args:
         begun: whether the file has the defaults; what they are now is compared when the experiment
-            is opened. In an experiment of an earlier version it has none.
+            is opened.
     """
     frozen = dict(vars(options))
     if begun and path.exists():
         frozen["defaults"] = read_yaml(path).get("defaults")
-    freeze(
-        path,
-        {name: value for name, value in frozen.items() if value is not None or name != "defaults"},
-    )
+    freeze(path, frozen)
 
 
 def _write(

@@ -154,11 +154,11 @@ def aggregate(federation: Federation, number: int) -> float:
         limits = federation.task.limits(phase, _seconds_since_sampled(folder))
         jobs = jobs_of(federation, number)
         messages, refusals = read_messages(folder.path, jobs, sampled, round.payload, base, limits)
-    client = federation.server(number) if phase.server_trains else None
+    learner = federation.learner(number) if phase.server_trains else None
     protection = federation.task.protection
     release = protection.release(number) if protection else None
-    server = Server(round, method, messages, refusals, client, release)
-    phase.server(server)
+    server = Server(round, method, messages, refusals, learner, release)
+    phase.server_update(server)
     if round.payload.features:
         server.lower_shares()
     if server.collapsed:

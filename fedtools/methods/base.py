@@ -51,13 +51,13 @@ class Phase:
     """Description of one round.
 
     Attributes:
-        client: the client update; it takes the `Client`, or the client's data where the task has
-            no models. None if no client takes part.
-        server: the server update, computed from the client messages.
+        client_update: the client's half; it takes the `Client`, or the client's data where the
+            task has no models. None if no client takes part.
+        server_update: the server's half, computed from the client messages.
         sends: what each client sends: SHARED, the shared tensors of its model; COUNTS; features;
             or a payload.
         everybody: whether all clients take part rather than a sample.
-        server_trains: whether the server trains (`Server.client`), on the experiment's data or ...
+        server_trains: whether the server trains (`Server.learner`), on the experiment's data or ...
         on_features: ... on the features that clients sent in this earlier round, if not 0.
         jointly: whether the server also trains a personal part for each client, on its data.
         trains: whether clients take gradient steps.
@@ -68,8 +68,8 @@ class Phase:
         untimed: whether clients withhold their training time, which depends on private data.
     """
 
-    client: Callable[[Any], list[Trained]] | None
-    server: Callable[[Server], None]
+    client_update: Callable[[Any], list[Trained]] | None
+    server_update: Callable[[Server], None]
     sends: str | Extracted | Payload = SHARED
     everybody: bool = False
     server_trains: bool = False
@@ -107,19 +107,6 @@ class Method:
             weights are lowered to it. It also bounds the utterances and frames of the features
             used from each client, relative to the median client. 0 sets no bound.
     """
-
-    # Attribute of methods of earlier versions -> its current name.
-    _RENAMED: ClassVar[dict[str, str]] = {
-        "train_client": "client",
-        "update_server": "server",
-        "tasks": "needs",
-    }
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for old, new in cls._RENAMED.items():
-            if old in vars(cls):
-                raise TypeError(f"{cls.__name__}.{old} is called {new} now: see CHANGELOG.md")
 
     title: ClassVar[str]
     rank: ClassVar[int] = 100
@@ -161,7 +148,7 @@ class Method:
 
     def phase(self, number: int) -> Phase:
         """Return the phase of round `number`, from 1; by default all rounds are the same."""
-        return Phase(client=self.client, server=self.server)
+        return Phase(client_update=self.client, server_update=self.server)
 
     def stage(self, number: int) -> int:
         """Return the stage of round `number`; only models of the same stage are averaged."""
@@ -170,8 +157,9 @@ class Method:
     def client(self, client: Any) -> list[Trained]:
         """Train the model in `client`, whose SHARED tensors are then sent.
 
-        `client` is a `Client`, or a client's data where the task has no models; see `Phase.client`.
-        It may stand for a stack of clients, each with its own model, loss and result.
+        `client` is a `Client`, or a client's data where the task has no models; see
+        `Phase.client_update`. It may stand for a stack of clients, each with its own model, loss
+        and result.
         """
         raise NotImplementedError
 

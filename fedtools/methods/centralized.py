@@ -26,7 +26,7 @@ class Centralized(Method):
     federated: ClassVar[bool] = False
 
     def phase(self, number: int) -> Phase:
-        return Phase(client=None, server=self.server, server_trains=True)
+        return Phase(None, self.server, server_trains=True)
 
     def server(self, server: Server) -> None:
         server.train(epochs=1)

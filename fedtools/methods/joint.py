@@ -28,7 +28,7 @@ class Joint(Method):
     personal: tuple[str, ...] = ("encoder.embed.*", "encoder.encoders.[0-6].*")
 
     def phase(self, number: int) -> Phase:
-        return Phase(client=None, server=self.server, server_trains=True, jointly=True)
+        return Phase(None, self.server, server_trains=True, jointly=True)
 
     def server(self, server: Server) -> None:
         server.train(epochs=1)

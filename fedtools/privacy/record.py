@@ -130,17 +130,11 @@ class Record:
     Args:
         experiment: the experiment's folder.
         option: path of the key, see `fedtools.privacy.key.key_path`.
-
-    Raises:
-        UserError: if the experiment has no nonce, since an earlier version created it.
     """
 
     def __init__(self, experiment: Path, option: str | Path | None = None):
-        self._experiment, path = experiment, experiment / NONCE
-        if not path.exists():
-            problem = "an experiment with privacy from a version whose noise had no nonce"
-            raise UserError(problem, path=experiment, remedy="begin another one")
-        self.nonce = Nonce.read(path)
+        self._experiment = experiment
+        self.nonce = Nonce.read(experiment / NONCE)
         self.registry = _registries(option) / self.nonce.text
 
     @staticmethod

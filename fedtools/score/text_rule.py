@@ -17,7 +17,7 @@ import re
 import unicodedata
 from functools import cache
 from itertools import groupby
-from typing import Literal, get_args
+from typing import Literal
 
 from fedtools.core.errors import INSTALL_PRETRAINED, UserError
 from fedtools.data.languages import main_code
@@ -25,7 +25,6 @@ from fedtools.data.symbols import is_unknown
 from fedtools.data.written_to_spoken import APOSTROPHES, lower, normalise
 
 TextRule = Literal["none", "spoken"]
-RULES = get_args(TextRule)
 
 # A number with its sign, its currency, its decimals, the ending of an ordinal or of a decade, and
 # per cent.

@@ -18,14 +18,12 @@ from fedtools.core.errors import UserError
 from fedtools.core.seeds import seed64
 from fedtools.exchange.experiment import Experiment
 
-SAMPLINGS = ("fixed", "poisson")
-
 
 class Drawn(Protocol):
     """The fields of `fedtools.methods.base.Phase` that sampling uses."""
 
     @property
-    def client(self) -> Any:
+    def client_update(self) -> Any:
         """Return the client update; None if no client takes part."""
 
     @property
@@ -36,7 +34,7 @@ class Drawn(Protocol):
 def draw(experiment: Experiment, number: int, phase: Drawn) -> list[str]:
     """Draw the clients of an experiment's round, as a function of (seed, round) only."""
     options = experiment.options
-    if phase.client is None:
+    if phase.client_update is None:
         return []
     count = options.clients_per_round
     if phase.everybody or count is None:

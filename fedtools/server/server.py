@@ -65,7 +65,7 @@ class Server:
         round: the round.
         messages: the messages of clients that were not refused.
         refusals: the refused clients, with reasons.
-        client: the server as a training unit, if it trains in this phase; otherwise None.
+        learner: the server as a training unit, if it trains in this phase; otherwise None.
         epochs, steps: length of the server's own training in this round.
         collapsed: client, or "" for data without clients -> share of utterances with an empty
             pseudo-label in the server's training; only clients where nearly all were empty.
@@ -77,10 +77,10 @@ class Server:
         rules: Rules,
         messages: Sequence[Message],
         refusals: Sequence[Refusal],
-        client: Client | None = None,
+        learner: Client | None = None,
         release: Release | None = None,
     ):
-        self.round, self.client = round, client
+        self.round, self.learner = round, learner
         self.epochs, self.steps = 0.0, 0
         self.messages, self.refusals = list(messages), list(refusals)
         self.collapsed: dict[str, float] = {}
@@ -289,18 +289,18 @@ class Server:
             epochs: length of the training.
             only: selects the parameters to train by name; by default all.
         """
-        assert self.client is not None, "the phase has no server_trains"
-        (trained,) = self.client.train(epochs=epochs, keep_optimizer=True, only=only)
+        assert self.learner is not None, "the phase has no server_trains"
+        (trained,) = self.learner.train(epochs=epochs, keep_optimizer=True, only=only)
         if trained.reason:
             self._diverged(trained.reason)
         # Personal tensors, where the server trains a model for each client.
-        self.client.keep_personal([True] * len(self.client.unit.own))
+        self.learner.keep_personal([True] * len(self.learner.unit.own))
         shares = trained.empty_labels.items()
         self.collapsed = {who: share for who, share in shares if status_of("", share) == COLLAPSED}
         self._trained["server"] = trained.loss
         self.epochs += epochs
         self.steps += trained.steps
-        state = self.client.tensors()
+        state = self.learner.tensors()
         save_state(self.next_state, {name: state[name] for name in self._spec})
         self._own.finish()
 

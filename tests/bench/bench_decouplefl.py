@@ -69,9 +69,9 @@ def job_of(federation: Federation, name: str) -> Callable[[], None]:
         phase = federation.method.phase(number)
         if phase.server_trains:
             shared = federation.states.shared_spec
-            federation.server(number).train(epochs=1, only=shared.__contains__)
+            federation.learner(number).train(epochs=1, only=shared.__contains__)
         else:
-            phase.client(federation.client(["bench"], number))
+            phase.client_update(federation.client(["bench"], number))
         for path in federation.experiment.path.rglob("checkpoint.safetensors"):
             path.unlink()
 

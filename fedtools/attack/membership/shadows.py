@@ -60,14 +60,14 @@ def train(
         UserError: if the training diverged.
     """
     models, phase = federation.task.need(MODELS), federation.method.phase(number)
-    assert phase.client is not None
+    assert phase.client_update is not None
     source = items.source(data, client, number, seed)
     model = models.build(1)
     load_model(models.tensors(model), federation.states.start(number))
     with TemporaryDirectory() as folder:
         home = Private(Path(folder) / "shadow", number)
         unit = Unit([client], number, seed, home, [home], federation.states.personal)
-        (trained,) = phase.client(Client(unit, source, models, model))
+        (trained,) = phase.client_update(Client(unit, source, models, model))
     if trained.reason:
         remedy = "train none: --shadows 0"
         raise UserError(f"a shadow model of {client!r} {trained.reason}", remedy=remedy)

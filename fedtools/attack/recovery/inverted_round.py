@@ -65,7 +65,11 @@ class World:
 
     def __init__(self, federation: Federation, options: Inversion, setup: InversionSetup):
         phase, items = federation.method.phase(setup.number), ITEMS.of(federation.task)
-        if phase.client is None or phase.sends != SHARED or MODELS.of(federation.task) is None:
+        if (
+            phase.client_update is None
+            or phase.sends != SHARED
+            or MODELS.of(federation.task) is None
+        ):
             raise NotApplicable(f"in round {setup.number} clients send no models")
         if items is None:
             name = federation.experiment.options.task

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fedtools.models.lfmmi.graph import Graph, begun
+from fedtools.models.lfmmi.graph import Graph
 
 # Loss and gradient are small differences between large sums of scores over hundreds of frames.
 _FLOAT = torch.float64
@@ -259,12 +259,6 @@ def _occupy(
         found[time].view(frames[time].shape)[: len(occupied)] = occupied
         if time in ends:
             endings = torch.where(last == time, packed.final, endings)
-
-
-def viterbi(scores: Tensor, lengths: Tensor, packed: Packed) -> list[list[int]]:
-    """Return the units of each utterance's best path without silence; see `log_totals`."""
-    paths = best_paths(scores, lengths, packed)
-    return [[begun(pdf) for pdf in path if begun(pdf)] for path in paths]
 
 
 def best_paths(scores: Tensor, lengths: Tensor, packed: Packed) -> list[list[int]]:
