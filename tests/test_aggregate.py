@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from fedtools.core.errors import UserError
-from fedtools.exchange.message_writer import MessageWriter
-from fedtools.exchange.messages import Payload, Refusal, Report, read_messages
+from fedtools.exchange.messages import MessageWriter, Payload, Refusal, Report, read_messages
 from fedtools.exchange.states import load_state, save_state, spec_of
 from fedtools.exchange.values import Values
 from fedtools.methods.fedavg import FedAvg

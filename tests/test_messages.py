@@ -22,13 +22,14 @@ from safetensors import safe_open
 from fedtools.core.errors import UserError
 from fedtools.core.tables import read_tsv
 from fedtools.data.datadir import read_table
-from fedtools.exchange.message_writer import MessageWriter, job_complete
 from fedtools.exchange.messages import (
     COLUMNS,
     Features,
+    MessageWriter,
     Payload,
     Refusal,
     Report,
+    job_complete,
     read_messages,
     remove_messages,
 )

@@ -15,8 +15,7 @@ from conftest import inside, ledger
 from fedtools.core.tables import write_tsv
 from fedtools.exchange.experiment import Experiment, write_sums
 from fedtools.exchange.ledger import write_ledger
-from fedtools.exchange.message_writer import MessageWriter
-from fedtools.exchange.messages import COLUMNS, Payload, Report, read_messages
+from fedtools.exchange.messages import COLUMNS, MessageWriter, Payload, Report, read_messages
 from fedtools.exchange.sent_features import Features
 from fedtools.exchange.states import make_header, row_bytes
 from fedtools.federation.federation import Federation

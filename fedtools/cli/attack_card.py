@@ -38,8 +38,7 @@ def card(
 
     Example in egs/tedlium3/attack1: fedtools attack card exp/mini/part2
     """
-    from fedtools.report.card import read_card
-    from fedtools.report.card_page import put_on_page, write_card
+    from fedtools.report.card import put_on_page, read_card, write_card
 
     folder = results or experiment / "attacks"
     found = read_card(folder)

@@ -83,7 +83,7 @@ def check_code(experiment: Experiment, method: Method, task: type[Task[Any]]) ->
     kinds = kinds_of(experiment.options, method, task)
     path = experiment.path / CODE
     known = read_yaml(path) if path.exists() else {}
-    for module, file in own_files(kinds.values(), task).items():
+    for module, file in own_files(kinds.values(), task).items() if known else ():
         if known.get(module) != sha256(file):
             problem = f"changed since {experiment.path} began with it"
             raise UserError(problem, path=file, remedy=_REMEDY)

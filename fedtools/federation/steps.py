@@ -21,13 +21,14 @@ from fedtools.core.locks import lock
 from fedtools.core.tables import write_tsv
 from fedtools.exchange.experiment import Experiment, RoundFolder
 from fedtools.exchange.ledger import SERVER_ROW, LedgerRow, write_ledger
-from fedtools.exchange.message_writer import MessageWriter, job_complete
 from fedtools.exchange.messages import (
     COLLAPSED,
     OK,
     Message,
+    MessageWriter,
     Refusal,
     Report,
+    job_complete,
     read_messages,
     remove_messages,
     status_of,
@@ -307,8 +308,8 @@ def _check_kept(federation: Federation, number: int) -> None:
     owners: list[tuple[Private, str]] = []
     for at in range(1, number):
         clients = draw(experiment, at, phase(at))
-        owners += [(experiment.own(client, number), "client") for client in clients]
-    for owner, part in [(experiment.at_server(number), "server"), *owners]:
+        owners += [(experiment.own(client, number), "client_update") for client in clients]
+    for owner, part in [(experiment.at_server(number), "server_update"), *owners]:
         # State was kept before `number` if an earlier round ran the same update.
         done = [getattr(phase(at), part) for at in range(1, number)]
         if any(getattr(phase(later), part) in done for later in owner.only_later()):

@@ -22,10 +22,9 @@ import numpy as np
 
 from fedtools.core.atomic import atomic_path
 from fedtools.core.errors import UserError
-from fedtools.exchange.messages import Message, Refusal
+from fedtools.exchange.messages import Message, Opened, Refusal
 from fedtools.exchange.states import Layout, Spec, make_header, read_at, read_layout, write_at
 from fedtools.exchange.values import STATISTICS, Values
-from fedtools.server.opened import Opened
 from fedtools.server.shares import most_of
 
 # Elements summed at a time: few enough for the sum to fit the processor's cache, and enough that

@@ -28,11 +28,10 @@ from typing import Any
 import numpy as np
 
 from fedtools.core.errors import UserError
-from fedtools.exchange.messages import Message, Refusal
+from fedtools.exchange.messages import Message, Opened, Refusal
 from fedtools.exchange.states import Spec, check_finite, load_state, save_state, spec_of
 from fedtools.models.adapt.adaptation import DELTA, FACTORS, OF_PRODUCTS, ROW_NORM
 from fedtools.server.aggregate import Bound, combine, over_median
-from fedtools.server.opened import Opened
 
 Weighted = Sequence[tuple[Message, float]]
 # A (rank, inputs) and B (outputs, rank) of a layer.

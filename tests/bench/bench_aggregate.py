@@ -21,8 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.exchange.message_writer import MessageWriter
-from fedtools.exchange.messages import Message, Payload, Report, read_messages
+from fedtools.exchange.messages import Message, MessageWriter, Payload, Report, read_messages
 from fedtools.exchange.states import Spec, save_state
 from fedtools.server import aggregate
 
