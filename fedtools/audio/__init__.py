@@ -1,1 +1,5 @@
-"""Reading audio, and computing features from it."""
+"""Reading audio of any format, and computing and augmenting features, as Kaldi and in batches.
+
+Archives of features and what a data directory says of audio are in `data`; embeddings of speakers
+are in `speaker`.
+"""

@@ -1,4 +1,8 @@
-"""Federated methods: one file per published method, which follows and cites its paper."""
+"""Federated methods: one file per published method, which follows and cites its paper.
+
+A method says what a client and the server do in a round. How they train, send and average is in
+`client` and `server`.
+"""
 
 from __future__ import annotations
 

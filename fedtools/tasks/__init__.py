@@ -1,8 +1,9 @@
 """Tasks that a federation can learn, one folder for each.
 
-`fedtools/tasks/kws/` registers "kws"; nothing else needs to know about it. Nothing imported here
-imports torch, which takes seconds: a rerun of a grid of finished experiments only checks whether
-each has anything left to do.
+`fedtools/tasks/kws/` registers "kws"; nothing else needs to know about it. A task has its data,
+batches, losses and measures; networks are in `models`, and the federation asks a task and never
+looks into it. Nothing imported here imports torch, which takes seconds: a rerun of a grid of
+finished experiments only checks whether each has anything left to do.
 """
 
 from __future__ import annotations

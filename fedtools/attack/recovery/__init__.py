@@ -1,4 +1,4 @@
 """Recovery of inputs and labels from what a client's training changed.
 
-`features.inversion` recovers inputs from features, which needs no gradients.
+Inputs are recovered from features, without gradients, in `features.reconstruction`.
 """
