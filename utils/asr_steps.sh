@@ -29,6 +29,7 @@ extract_features() { # sets...
 take_pretrained() { # sets pretrained, tokens, seq2seq, tuned, feature_options, score_options
     tokens=${exp}/tokens
     fetch_pretrained "${config}"
+    await_pretrained
     [ -n "${pretrained}" ] || return 0
     feature_options=(--pretrained "${pretrained}")
     # Whisper writes capitals, punctuation and digits.

@@ -12,6 +12,12 @@ is_done() {
 sys.exit(not all(map(u.find_spec, ("transformers", "num2words"))))') 2>/dev/null
 }
 ! is_done || exit 0
+# A run that was interrupted may have left an installation that goes on.
+if command -v flock >/dev/null; then
+    exec 9<"$root/utils/pretrained.sh"
+    flock 9
+    ! is_done || exit 0
+fi
 
 packages=$(python3 - "$root/setup.py" <<'PYTHON'
 import ast

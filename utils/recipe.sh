@@ -48,16 +48,26 @@ say_estimate() { # YAML, empty for another corpus than its own; what the run doe
     fi
 }
 
-# Provide the packages and the folder, `pretrained`, that a configuration of pretrained models needs; a
-# folder that the user gives is not fetched. For other configurations, do nothing.
+# Begin to provide the packages and the folder, `pretrained`, that a configuration of pretrained models
+# needs; a folder that the user gives is not fetched. For other configurations, do nothing. Stages that
+# only read audio go on meanwhile; the others call `await_pretrained` first.
+fetching=()
 fetch_pretrained() { # YAML
     local name
     name=$(fedtools config "$1" pretrained.whisper)
     [ -n "${pretrained}" ] || [ "${name}" != none ] || return 0
-    utils/pretrained.sh
+    utils/pretrained.sh &
+    fetching=($!)
     [ -z "${pretrained}" ] || return 0
     pretrained=downloads/whisper-${name}
-    utils/whisper.sh "${name}" "${pretrained}"
+    utils/whisper.sh "${name}" "${pretrained}" &
+    fetching+=($!)
+}
+
+await_pretrained() {
+    local process
+    for process in "${fetching[@]}"; do wait "${process}" || exit; done
+    fetching=()
 }
 
 # Check the words of options: at least one, each matching the pattern, and none twice. Sets the option

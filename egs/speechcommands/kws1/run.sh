@@ -150,6 +150,7 @@ if begins 2; then
     show pack
 fi
 
+await_pretrained
 if begins 3; then
     begins 6 && [[ ${figures} = *landscape* ]] || landscape_clips=0
     whole=()
