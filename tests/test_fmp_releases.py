@@ -15,8 +15,6 @@ from fmp_world import counts_after, sent, simulated
 from rescored_world import CLIENTS, make_stream
 
 from fedtools.core.tables import read_tsv
-from fedtools.data.ark import write_ark
-from fedtools.data.datadir import write_table
 
 # In rounds 13 to 20 no client has utterances: each utterance is a group of its own.
 ROUNDS, UTTERANCES = 20, 12
@@ -158,37 +156,29 @@ def test_the_ledger_is_of_the_words_of_every_round(stream, tmp_path, cli, sends,
 # --- scores
 
 
-def test_what_is_added_and_taken_away(tmp_path):
-    """The density ratio's n-gram is subtracted, and all parts have the weights of the options."""
+def test_what_is_added(tmp_path):
+    """All parts of a score have the weights of the options."""
     stream = make_stream(tmp_path / "stream", UTTERANCES)
     lists: dict[str, list[list[str]]] = {}
     for line in (stream / "nbest.tsv").read_text().splitlines():
         lists.setdefault(line.split("\t")[0], []).append(line.split("\t"))
-    random = np.random.default_rng(3)
-    ngram = {
-        name: -random.gamma(4.0, 1.0, (len(one), 1)).astype("f4") for name, one in lists.items()
-    }
-    write_table(stream / "ngram.scp", write_ark(stream / "ngram.ark", sorted(ngram.items())))
     scores, found = kaldiio.load_scp(str(stream / "nnlm.scp")), {}
     known = set((stream / "words.txt").read_text().split())
     # Three words map to `<unk>`, as in `make_stream`.
-    for density in (0.0, 0.4, -0.4):
-        found[density] = {}
-        for name, one in lists.items():
-            at, totals = 0, []
-            for number, (_, _, acoustic, lm, words) in enumerate(one):
-                split = words.split()
-                nnlm = float(scores[name][at : at + len(split) + 1].sum())
-                nnlm -= math.log(3) * sum(word not in known for word in split)
-                at += len(split) + 1
-                both = 0.7 * float(lm) + 0.3 * nnlm - density * float(ngram[name][number, 0])
-                totals.append(float(acoustic) + 1.3 * both + 0.5 * len(split))
-            found[density][name] = one[totals.index(max(totals))][4]
+    for name, one in lists.items():
+        at, totals = 0, []
+        for _, _, acoustic, lm, words in one:
+            split = words.split()
+            nnlm = float(scores[name][at : at + len(split) + 1].sum())
+            nnlm -= math.log(3) * sum(word not in known for word in split)
+            at += len(split) + 1
+            totals.append(float(acoustic) + 1.3 * (0.7 * float(lm) + 0.3 * nnlm) + 0.5 * len(split))
+        found[name] = one[totals.index(max(totals))][4]
     weights = {"lm_weight": 1.3, "word_score": 0.5, "nnlm": 0.3, "scale": 0.0}
-    for density in (0.0, 0.4):
-        assert simulated(stream, density=density, **weights) == found[density]
-    # It makes a difference, and so does its sign.
-    assert found[0.4] != found[0.0] != found[-0.4] != found[0.4]
+    assert simulated(stream, **weights) == found
+    # The weights make a difference; all hypotheses have the same number of words.
+    for name in ("lm_weight", "nnlm"):
+        assert simulated(stream, **(weights | {name: 0.0})) != found, name
 
 
 def test_no_honest_client_can_be_refused_for_its_words(stream, tmp_path, cli):

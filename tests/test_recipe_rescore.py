@@ -122,7 +122,7 @@ def test_nothing_is_chosen_on_eval(recipe):
     found = calls(recipe.parents[2] / "recorder")
     assert found["tune"] == [[f"{am}/decode_dev", "data/fake/dev", f"{am}/weights.yaml"]]
     tuned = [words[:2] for words in found["rescore-tune"]]
-    named = ("weights", "scale", "bonus", "density", "doubt_utterance", "doubt_user")
+    named = ("weights", "scale", "bonus", "doubt_utterance", "doubt_user")
     assert tuned == [[f"{nnlm}/stream_dev", f"{nnlm}/{name}.yaml"] for name in named]
     # The first tuned values are fixed afterwards: only lambda is tuned with the weights.
     sections = [words[words.index("--section") + 1] for words in found["rescore-tune"]]
@@ -304,7 +304,7 @@ def test_the_terminal_has_no_table_of_a_log(recipe):
     """Columns are two spaces apart; the tables are of the n-gram's text, and the summary."""
     said = (recipe / "said").read_text()
     before, _, rest = said.partition("\ntext   ")
-    perplexities, _, rest = rest.partition("\nexp/")
+    perplexities, _, rest = rest.partition("\n20")
     steps, heading, summary = rest.partition("\nAMI ami\n\nMethod")
     assert perplexities.count("\n") == 2 and heading and "Stage 8" in steps
     assert "  " not in before + steps

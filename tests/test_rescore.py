@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import kaldiio
-import kenlm
 import numpy as np
 import pytest
 import torch
@@ -122,14 +121,13 @@ def hypotheses(*texts: str) -> list[Hypothesis]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Make lists, a model `m`, a 2-gram `lm` and the rescored folder `r`."""
+    """Make lists, a model `m` and the rescored folder `r`."""
     folder = tmp_path_factory.mktemp("rescore")
     write_texts(folder)
     (folder / "nnlm.yaml").write_text(
         f"nnlm: {{lm_conf: {SMALL}, epochs: 1, min_count: 2, optim_conf: {{lr: 0.01}}}}\n"
     )
     inside(*command(folder, folder / "m")).ok()
-    inside("train-lm", "--order", "2", folder / "text", folder / "lm").ok()
     lines = sentences(60, 5)
     lists = {f"u{n:02d}": hypotheses(*lines[5 * n : 5 * n + 5]) for n in range(12)}
     lists["empty"] = hypotheses("")
@@ -137,8 +135,7 @@ def world(tmp_path_factory) -> Path:
     lists["same"] = hypotheses("w1 w5", "w1 w5", "w1", "w1 w5")
     lists["unknown"] = hypotheses("w1 never rare w5", "<unk> w5", "never")
     write_nbest(folder / "nb" / "nbest.tsv", lists.items())
-    done = inside("rescore", folder / "nb", folder / "m", folder / "r", "--ngram", folder / "lm")
-    assert done.ok().err == ""
+    assert inside("rescore", folder / "nb", folder / "m", folder / "r").ok().err == ""
     return folder
 
 
@@ -163,7 +160,7 @@ def test_every_word_has_its_score(world):
             expected += alone(model, [*ids, 0])
         assert stored[utterance].dtype == np.float32
         np.testing.assert_allclose(stored[utterance][:, 0], expected, rtol=0, atol=1e-4)
-    assert names(world / "r") == sorted([*FILES, "ngram.ark", "ngram.scp"])
+    assert names(world / "r") == FILES
     for name, source in (("nbest.tsv", "nb"), ("words.txt", "m"), ("unigram.tsv", "m")):
         assert (world / "r" / name).read_bytes() == (world / source / name).read_bytes()
 
@@ -209,25 +206,13 @@ def test_the_reader_gives_it_all(world, tmp_path):
     assert found.first_word[-1] == len(found.word_ids) == len(found.log_probs)
 
 
-def test_the_ngram_is_kenlms(world):
-    found = open_rescored(world / "r")
-    model = kenlm.Model(str(world / "lm" / "2gram.bin"))
-    for words, score in zip(found.hypotheses, found.ngram, strict=True):
-        parts = [part[0] for part in model.full_scores(words)]
-        assert len(parts) == len(words.split()) + 1
-        assert score == pytest.approx(math.log(10) * sum(parts), rel=1e-5)
-
-
 def test_jobs_give_the_same_bytes(world, tmp_path):
     for nj in (3, 40):  # most of 40 jobs have nothing to do
         out = tmp_path / str(nj)
         for job in range(nj, 0, -1):
             rescore(world, out, "--batch-bins", "60", "--job", str(job), "--nj", str(nj)).ok()
-        merge = ("merge-rescored", world / "nb", world / "m", out, "--nj", str(nj))
-        inside(*merge, "--ngram", world / "lm").ok()
+        inside("merge-rescored", world / "nb", world / "m", out, "--nj", str(nj)).ok()
         assert names(out) == names(world / "r")
-        inside(*merge).ok()  # without it, no n-gram scores are left
-        assert open_rescored(out).ngram is None
     rescore(world, tmp_path / "1", "--batch-bins", "60").ok()
     for name in ("nnlm.ark", "nbest.tsv", "words.txt", "unigram.tsv", "nnlm.yaml"):
         files = {(tmp_path / nj / name).read_bytes() for nj in ("1", "3", "40")}
@@ -270,12 +255,10 @@ def test_what_is_there_is_not_made_again(world, tmp_path):
 def test_a_folder_may_move(world, tmp_path):
     shutil.copytree(world / "r", tmp_path / "here")
     (tmp_path / "here").rename(tmp_path / "there")
-    for name in ("nnlm", "ngram"):
-        scp = tmp_path / "there" / f"{name}.scp"
-        scp.write_text(scp.read_text().replace(str(world), "/nowhere"))
+    scp = tmp_path / "there" / "nnlm.scp"
+    scp.write_text(scp.read_text().replace(str(world), "/nowhere"))
     found, expected = open_rescored(tmp_path / "there"), open_rescored(world / "r")
     assert (found.log_probs == expected.log_probs).all()
-    assert (found.ngram == expected.ngram).all()
 
 
 def test_parts_that_do_not_belong_together_are_not_joined(world, tmp_path):
@@ -290,7 +273,6 @@ def test_parts_that_do_not_belong_together_are_not_joined(world, tmp_path):
     with pytest.raises(UserError, match="merge-rescored"):
         open_rescored(out)
     rescore(world, out, "--job", "3", "--nj", "2").fails(2, "more than --nj 2")
-    rescore(world, out, "--job", "1", "--ngram", world / "lm").fails(2, "--ngram")
 
 
 def test_an_unknown_word_of_an_unk_that_was_never_trained_is_warned_of(world, tmp_path):
@@ -320,13 +302,11 @@ def lists_of(folder: Path, change, share: float = 1.0) -> Path:
 def test_many_unknown_words_are_warned_of_by_whoever_maps_words(world, tmp_path):
     """Upper-case lists with a lower-case vocabulary are; below a fifth there is no warning."""
     nbest = lists_of(tmp_path / "upper", str.upper)
-    options = ("--ngram", world / "lm")
-    done = inside("rescore", nbest, world / "m", tmp_path / "r", *options).ok()
-    for place, words in (("upper", world / "m" / "words.txt"), ("r", world / "lm" / "vocabulary")):
-        said = f"{tmp_path / place}/nbest.tsv: 100 of 100 words (100%) are unknown to {words}"
-        assert f"warning: {said}; write both in the same case" in done.err
+    done = inside("rescore", nbest, world / "m", tmp_path / "r").ok()
+    said = f"{nbest}/nbest.tsv: 100 of 100 words (100%) are unknown to {world}/m/words.txt"
+    assert f"warning: {said}; write both in the same case" in done.err
     few = lists_of(tmp_path / "few", str.upper, share=0.15)
-    assert inside("rescore", few, world / "m", tmp_path / "few_r", *options).ok().err == ""
+    assert inside("rescore", few, world / "m", tmp_path / "few_r").ok().err == ""
     fifth = lists_of(tmp_path / "fifth", str.upper, share=0.2)
     assert "(2" in inside("rescore", fifth, world / "m", tmp_path / "fifth_r").ok().err
 
@@ -367,12 +347,6 @@ def test_wrong_folders_are_told(cli, world, tmp_path):
     cli("rescore", tmp_path, world / "m", tmp_path / "r").fails(1, "no nbest.tsv", "import-nbest")
     cli("rescore", world / "nb", world, tmp_path / "r").fails(1, "no model.safetensors")
     cli("merge-rescored", world / "nb", world, tmp_path, "--nj", "1").fails(1, "no model.saf")
-    rescore(world, tmp_path / "r", "--ngram", world / "nb").fails(1, "not an n-gram's folder")
-    tokens = ("train-tokens", world / "text", tmp_path / "t", "--token-type", "char")
-    cli(*tokens).ok()
-    words = ("--unit", "token", "--tokens", tmp_path / "t")
-    cli("train-lm", world / "text", tmp_path / "lm", *words).ok()
-    rescore(world, tmp_path / "r", "--ngram", tmp_path / "lm").fails(1, "an n-gram of tokens")
     with pytest.raises(UserError, match="nothing was rescored here"):
         open_rescored(tmp_path)
 
@@ -383,12 +357,12 @@ def change(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def store(folder: Path, name: str, rows: Sequence[float]) -> None:
+def store(folder: Path, rows: Sequence[float]) -> None:
     """Replace the scores of the utterance `one`, of three words."""
-    stored = dict(kaldiio.load_scp(str(folder / name)))
+    scp = str(folder / "nnlm.scp")
+    stored = dict(kaldiio.load_scp(scp))
     stored["one"] = np.array(rows, dtype=np.float32)[:, None]
-    ark = str(folder / name.replace("scp", "ark"))
-    kaldiio.save_ark(ark, stored, scp=str(folder / name))
+    kaldiio.save_ark(str(folder / "nnlm.ark"), stored, scp=scp)
 
 
 @pytest.mark.parametrize(
@@ -397,10 +371,9 @@ def store(folder: Path, name: str, rows: Sequence[float]) -> None:
         (lambda r: change(r / "nbest.tsv", "\tw3 w4", "\tw3"), "nnlm.scp: 'one' has scores of"),
         (lambda r: change(r / "nnlm.scp", "one ", "onf "), "'one' is missing (2 differ)"),
         (lambda r: change(r / "nbest.tsv", "one\t", "onf\t"), "'one' is missing (2 differ)"),
-        (lambda r: store(r, "nnlm.scp", [-1, -1]), "'one' has scores of shape [2, 1]"),
-        (lambda r: store(r, "nnlm.scp", [-1, math.nan, -1]), "NaN or infinite"),
-        (lambda r: store(r, "nnlm.scp", [-1, 0.5, -1]), "of 'one' is above 0"),
-        (lambda r: store(r, "ngram.scp", [-1, -1]), "its N-best list has 1 hypotheses"),
+        (lambda r: store(r, [-1, -1]), "'one' has scores of shape [2, 1]"),
+        (lambda r: store(r, [-1, math.nan, -1]), "NaN or infinite"),
+        (lambda r: store(r, [-1, 0.5, -1]), "of 'one' is above 0"),
         (lambda r: os.truncate(r / "nnlm.ark", 300), "are damaged"),
         (lambda r: change(r / "words.txt", "w1\n", ""), "unigram.tsv: "),
         (lambda r: (r / "unigram.tsv").unlink(), "unigram.tsv: cannot be read"),

@@ -18,7 +18,6 @@ from fedtools.core.text_files import read_lines, read_text
 from fedtools.data.datadir import DataDir, read_table, write_table
 from fedtools.data.nbest import Hypothesis, read_nbest
 from fedtools.data.symbols import RESERVED, check_sentence, is_unknown
-from fedtools.lm.density import score_hypotheses
 from fedtools.lm.ngram import NgramFolder, perplexity, train_ngram
 from fedtools.lm.private_words import covered_words, rare_words
 from fedtools.lm.tokens import Tokenizer
@@ -115,10 +114,6 @@ def test_words_are_compared_in_one_form_of_unicode(cli, tmp_path):
     models = {form: train_ngram([tmp_path / form], tmp_path / f"{form}-lm", 2) for form in words}
     assert models["NFC"].arpa.read_bytes() == models["NFD"].arpa.read_bytes()
     assert {perplexity(models["NFC"], [tmp_path / form]).unknown for form in words} == {0}
-    scores = [
-        score_hypotheses(tmp_path / "NFC-lm", [text], Path("list"))[0] for text in words.values()
-    ]
-    assert scores[0] == scores[1]
     # A vocabulary of another form, from an earlier version, and an n-gram's, which KenLM knows.
     vocabulary = Vocabulary(["</s>", "<unk>", *words["NFD"].split()])
     assert {tuple(vocabulary.encode(text)) for text in words.values()} == {(2, 3, 4, 0)}

@@ -14,9 +14,6 @@ from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 NBEST = typer.Argument(..., metavar="NBEST", help="A folder with nbest.tsv.")
 NNLM = typer.Argument(..., metavar="NNLM", help="A folder made by fedtools train-nnlm.")
 OUT = typer.Argument(..., metavar="OUT", help="Gets nbest.tsv, nnlm.scp, words.txt, unigram.tsv.")
-NGRAM = typer.Option(
-    None, help="Folder of train-lm on the training text: write ngram.scp for a density ratio."
-)
 # The same as `fedtools.lm.nbest_scoring.BATCH_BINS`, whose module imports torch.
 BATCH_BINS = 4000
 STREAM = typer.Argument(..., metavar="STREAM", help="A folder made by fedtools rescore-stream.")
@@ -36,7 +33,6 @@ def rescore(
     nbest: Path = NBEST,
     nnlm: Path = NNLM,
     out: Path = OUT,
-    ngram: Path = NGRAM,
     batch_bins: int = typer.Option(
         BATCH_BINS, min=1, help="Maximum size of a batch: hypotheses x words of the longest."
     ),
@@ -48,18 +44,15 @@ def rescore(
 ) -> None:
     """Score every word of N-best lists with a neural model.
 
-    Reads: NBEST/nbest.tsv; NNLM/config.yaml, words.txt, unigram.tsv and model.safetensors; the
-    folder of --ngram.
+    Reads: NBEST/nbest.tsv; NNLM/config.yaml, words.txt, unigram.tsv and model.safetensors.
 
     Writes: OUT/nnlm.<job>.ark, .scp and .yaml; without --job what merge-rescored writes.
 
     Example in egs/ami/rescore1: fedtools rescore exp/mini/am/seed0/decode_eval \
-        exp/mini/nnlm/seed0 exp/mini/nnlm/seed0/rescored_eval --ngram exp/mini/lm2
+        exp/mini/nnlm/seed0 exp/mini/nnlm/seed0/rescored_eval
     """
     if job is not None and job > nj:
         raise typer.BadParameter(f"more than --nj {nj}", param_hint="--job")
-    if job is not None and ngram is not None:
-        raise typer.BadParameter("is for merge-rescored, not for --job", param_hint="--ngram")
 
     from fedtools.cli.federation import device_of
     from fedtools.lm import nbest_scoring as work
@@ -67,7 +60,7 @@ def rescore(
     jobs = nj if job else 1
     device = device_of(ngpu)
     part = work.rescore(nbest, nnlm, out, job=job or 1, jobs=jobs, bins=batch_bins, device=device)
-    print(part if job else work.merge(nbest, nnlm, out, ngram=ngram))
+    print(part if job else work.merge(nbest, nnlm, out))
 
 
 @command("merge-rescored", "Rescoring")
@@ -76,21 +69,19 @@ def merge_rescored(
     nnlm: Path = NNLM,
     out: Path = OUT,
     nj: int = typer.Option(..., min=1, help="Number of jobs that fedtools rescore ran."),
-    ngram: Path = NGRAM,
 ) -> None:
     """Merge the scores of all jobs of rescore.
 
-    Reads: OUT/nnlm.<job>.scp; NBEST/nbest.tsv; NNLM; the folder of --ngram.
+    Reads: OUT/nnlm.<job>.scp; NBEST/nbest.tsv; NNLM.
 
-    Writes: OUT/nbest.tsv, words.txt, unigram.tsv, nnlm.ark, .scp and .yaml; ngram.ark and .scp with
-    --ngram.
+    Writes: OUT/nbest.tsv, words.txt, unigram.tsv, nnlm.ark, .scp and .yaml.
 
     Example in egs/ami/rescore1: fedtools merge-rescored exp/mini/am/seed0/decode_eval \
-        exp/mini/nnlm/seed0 exp/mini/nnlm/seed0/rescored_eval --nj 2 --ngram exp/mini/lm2
+        exp/mini/nnlm/seed0 exp/mini/nnlm/seed0/rescored_eval --nj 2
     """
     from fedtools.lm.nbest_scoring import merge
 
-    print(merge(nbest, nnlm, out, nj, ngram))
+    print(merge(nbest, nnlm, out, nj))
 
 
 @command("import-nbest", "Rescoring")
@@ -214,7 +205,7 @@ def rescore_stream(
 
     Reads: DATA_DIR/utt2client, text, utt2spk, and segments or utt2start; RESCORED.
 
-    Writes: STREAM with the tables of both; nnlm.scp and ngram.scp point to the arks of RESCORED.
+    Writes: STREAM with the tables of both; nnlm.scp points to the ark of RESCORED.
 
     Example in egs/ami/rescore1: fedtools rescore-stream data/mini/eval \
         exp/mini/nnlm/seed0/rescored_eval exp/mini/nnlm/seed0/stream_eval

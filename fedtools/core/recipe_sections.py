@@ -175,7 +175,6 @@ class Rescoring:
         dp_unit: the unit that epsilon protects.
         epsilon: the epsilon of all releases together; smaller values protect more.
         draws: draws of noise for each setting of differential privacy that is tried in memory.
-        density_order: order of the n-gram of the density ratio.
         synthetic_order: order of the n-gram if a synthesiser speaks the corpus' words.
         dev_meetings: meetings of dev that the synthesiser speaks.
     """
@@ -188,7 +187,6 @@ class Rescoring:
     dp_unit: Literal["word", "utterance", "user"] = "utterance"
     epsilon: AboveZero = 8
     draws: Positive = 20
-    density_order: Order = 2
     synthetic_order: Order = 5
     dev_meetings: tuple[str, ...] = ()
 

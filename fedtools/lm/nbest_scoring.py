@@ -22,7 +22,6 @@ from fedtools.data.ark import FeatureReader, write_ark
 from fedtools.data.datadir import byte_order, write_table
 from fedtools.data.nbest import Hypothesis, read_nbest
 from fedtools.data.symbols import warn_of_unknown
-from fedtools.lm.density import score_hypotheses
 from fedtools.lm.nnlm import MODEL, Nnlm, require_model
 from fedtools.lm.prefixes import make_tree, score_tree
 from fedtools.lm.vocabulary import (
@@ -33,7 +32,7 @@ from fedtools.lm.vocabulary import (
     read_unigram,
     write_unigram,
 )
-from fedtools.lm.word_scores import MADE_FROM, NBEST, NGRAM, NNLM, check_same, encode_all, read_scp
+from fedtools.lm.word_scores import MADE_FROM, NBEST, NNLM, check_same, encode_all, read_scp
 from fedtools.models.training import torch_settings
 
 # Default limit of a batch: near the fastest on one thread, with little memory.
@@ -153,13 +152,8 @@ def batches(sizes: Sequence[Sequence[int]], bins: int) -> Iterator[list[int]]:
         yield batch
 
 
-def merge(
-    nbest_dir: Path, nnlm_dir: Path, out: Path, jobs: int = 1, ngram: Path | None = None
-) -> Path:
+def merge(nbest_dir: Path, nnlm_dir: Path, out: Path, jobs: int = 1) -> Path:
     """Join the jobs' scores into a folder that `open_rescored` reads, and remove the parts.
-
-    Args:
-        ngram: folder of a low-order n-gram of words of the training text; its scores are added.
 
     Returns:
         the folder.
@@ -184,15 +178,6 @@ def merge(
         write_table(out / NNLM, scp)
     for part in out.glob("nnlm.[0-9]*.*"):
         part.unlink()
-    (out / NGRAM).unlink(missing_ok=True)
-    if ngram is not None:
-        flat = [hypothesis.words for hypotheses in lists.values() for hypothesis in hypotheses]
-        found = iter(score_hypotheses(ngram, flat, out / NBEST))
-        vectors = (
-            (name, np.array([[next(found)] for _ in hypotheses]))
-            for name, hypotheses in lists.items()
-        )
-        write_table(out / NGRAM, write_ark(out / "ngram.ark", vectors))
     return out
 
 

@@ -17,8 +17,6 @@ from fedtools.core.errors import UserError
 from fedtools.lm.vocabulary import END_ID
 from fedtools.lm.word_scores import Rescored
 
-_REMEDY = "run fedtools rescore with --ngram"
-
 
 @dataclass(frozen=True)
 class Weights:
@@ -28,14 +26,12 @@ class Weights:
         lm_weight: of both language models' log-probabilities, natural log.
         word_score: added for each word.
         nnlm: share of the NNLM, with the rest for the n-gram; 0 is the first pass.
-        density: weight of the low-order n-gram of the training text, whose score is subtracted.
         bonus: added for each word that the client's own list covers.
     """
 
     lm_weight: NonNegative = 1.0
     word_score: float = 0.0
     nnlm: NonNegative = 0.5
-    density: NonNegative = 0.0
     bonus: NonNegative = 0.0
 
 
@@ -81,10 +77,6 @@ class Lists:
         self.rescored, self.weights = rescored, weights
         self.background = background_of(rescored.unigram)
         lm = (1 - weights.nnlm) * rescored.lm + weights.nnlm * rescored.sentence_scores()
-        if weights.density:
-            if rescored.ngram is None:
-                raise UserError("no ngram.scp for the density ratio", remedy=_REMEDY)
-            lm = lm - weights.density * rescored.ngram
         self._fixed = (
             rescored.acoustic + weights.lm_weight * lm + weights.word_score * rescored.num_words
         )

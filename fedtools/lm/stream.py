@@ -17,15 +17,7 @@ from fedtools.core.text_files import read_lines
 from fedtools.data.datadir import DataDir, parse_segment, read_table, write_table
 from fedtools.lm.private_words import covered_words, rare_words, read_phrases, write_phrases
 from fedtools.lm.vocabulary import UNIGRAM, WORDS
-from fedtools.lm.word_scores import (
-    NBEST,
-    NGRAM,
-    NNLM,
-    Rescored,
-    check_same,
-    open_rescored,
-    read_scp,
-)
+from fedtools.lm.word_scores import NBEST, NNLM, Rescored, check_same, open_rescored, read_scp
 
 
 def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> None:
@@ -56,11 +48,7 @@ def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> 
         else:
             # It may be left over from an earlier run.
             (out / file.name).unlink(missing_ok=True)
-    for name in (NNLM, NGRAM):
-        if (rescored / name).exists():
-            write_table(out / name, read_scp(rescored / name))
-        else:
-            (out / name).unlink(missing_ok=True)
+    write_table(out / NNLM, read_scp(rescored / NNLM))
 
 
 # The files of a data directory that give the start times of utterances: Kaldi's segments, or a
@@ -319,7 +307,6 @@ def reordered(rescored: Rescored, order: np.ndarray) -> Rescored:
         acoustic=rescored.acoustic[hypotheses],
         lm=rescored.lm[hypotheses],
         num_words=rescored.num_words[hypotheses],
-        ngram=None if rescored.ngram is None else rescored.ngram[hypotheses],
     )
 
 

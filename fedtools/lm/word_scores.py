@@ -6,8 +6,6 @@
     words.txt     the model's vocabulary; a word that is not in it has the probability of `<unk>`
     unigram.tsv   the counts of these words in the model's training text
     nnlm.yaml     sums of what the scores were made from
-    ngram.scp/ark optional, (hypotheses, 1): log-probability of each hypothesis, with its end, by a
-                  low-order n-gram of the training text, for a density ratio
 
 Re-weighting of words needs nothing else, and no neural network.
 """
@@ -30,7 +28,7 @@ from fedtools.data.nbest import Hypothesis, read_nbest
 from fedtools.data.symbols import check_sentence, warn_of_unknown, words_of
 from fedtools.lm.vocabulary import END_ID, UNIGRAM, UNKNOWN_ID, WORDS, Vocabulary, read_unigram
 
-NBEST, NNLM, NGRAM, MADE_FROM = "nbest.tsv", "nnlm.scp", "ngram.scp", "nnlm.yaml"
+NBEST, NNLM, MADE_FROM = "nbest.tsv", "nnlm.scp", "nnlm.yaml"
 _REMEDY = "run fedtools rescore again"
 
 
@@ -55,7 +53,6 @@ class Rescored:
         acoustic: (H,) float64, natural logarithm.
         lm: (H,) float64, of the first pass' language model, with `</s>`, natural logarithm.
         num_words: (H,) int64, without `</s>`.
-        ngram: (H,) float32, natural logarithm, of the low-order n-gram; None if there is none.
     """
 
     vocabulary: Vocabulary
@@ -70,7 +67,6 @@ class Rescored:
     acoustic: np.ndarray
     lm: np.ndarray
     num_words: np.ndarray
-    ngram: np.ndarray | None
 
     def sentence_scores(self) -> np.ndarray:
         """Return the sum of each hypothesis' log-probabilities, (H,) float64.
@@ -108,15 +104,11 @@ def open_rescored(folder: str | Path) -> Rescored:
     first_hypothesis = _offsets(map(len, nbest.values()))
     first_word = _offsets(lengths)
     ends = first_word[first_hypothesis]
-    log_probs = _read_vectors(folder / NNLM, list(nbest), np.diff(ends), "words")
+    log_probs = _read_vectors(folder / NNLM, list(nbest), np.diff(ends))
     if (log_probs > 0).any():
         utterance = int(np.searchsorted(ends, int(np.argmax(log_probs > 0)), "right")) - 1
         problem = f"a log-probability of {list(nbest)[utterance]!r} is above 0"
         raise UserError(problem, path=folder / NNLM, remedy=_REMEDY)
-    ngram = None
-    if (folder / NGRAM).exists():
-        sizes = np.diff(first_hypothesis)
-        ngram = _read_vectors(folder / NGRAM, list(nbest), sizes, "hypotheses")
     return Rescored(
         vocabulary=vocabulary,
         unigram=unigram,
@@ -130,7 +122,6 @@ def open_rescored(folder: str | Path) -> Rescored:
         acoustic=np.array([hypothesis.acoustic for hypothesis in flat]),
         lm=np.array([hypothesis.lm for hypothesis in flat]),
         num_words=np.diff(first_word) - 1,
-        ngram=ngram,
     )
 
 
@@ -176,16 +167,14 @@ def read_scp(path: str | Path) -> dict[str, str]:
     return entries
 
 
-def _read_vectors(
-    path: Path, utterances: Sequence[str], sizes: np.ndarray, what: str
-) -> np.ndarray:
+def _read_vectors(path: Path, utterances: Sequence[str], sizes: np.ndarray) -> np.ndarray:
     entries = read_scp(path)
     check_same(entries, utterances, path)
     found = FeatureReader(entries).read_many(utterances)
     for utterance, size, matrix in zip(utterances, sizes.tolist(), found, strict=True):
         if matrix.shape != (size, 1):
             problem = f"{utterance!r} has scores of shape {list(matrix.shape)}"
-            remedy = f"its N-best list has {size} {what}; {_REMEDY}"
+            remedy = f"its N-best list has {size} words; {_REMEDY}"
             raise UserError(problem, path=path, remedy=remedy)
     return np.concatenate(found)[:, 0]
 

@@ -55,9 +55,8 @@ def of_rescored(folder: Path, labels: bool) -> dict[str, str]:
     for name in (*names, "phrases.tsv", "phrases_of"):
         if (folder / name).is_file():
             found[name] = sha256(folder / name)
-    for name in ("nnlm.scp", "ngram.scp"):
-        if (folder / name).is_file():
-            found[name] = _archives(read_table(folder / name))
+    if (folder / "nnlm.scp").is_file():
+        found["nnlm.scp"] = _archives(read_table(folder / "nnlm.scp"))
     return found
 
 

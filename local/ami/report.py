@@ -214,11 +214,10 @@ def tables_of_sweeps(exp: Path, seeds: Sequence[int], most: int, caption: str) -
         "Intervals, here and below, are from a bootstrap over clients; their bounds are means over "
         "the seeds.",
         table_3(exp, seeds),
-        f"**{caption}: private words and density ratio**, T = {most}. Clients list words of "
-        "their first utterances, as corrected by the user, that are rare in the background text; "
-        "bonuses and weight are tuned on dev. Listed words are counted in the utterances after "
-        "that. Changes with private words in the first pass are against the NNLM alone on the same "
-        "lists.",
+        f"**{caption}: private words**, T = {most}. Clients list words of their first utterances, "
+        "as corrected by the user, that are rare in the background text; bonuses are tuned on dev. "
+        "Listed words are counted in the utterances after that. Changes with private words in the "
+        "first pass are against the NNLM alone on the same lists.",
         words_table(exp, seeds),
         f"**{caption}: differential privacy, T = {most}, sigma 0.1, groups cut "
         f"{cut_by(exp, seeds)}** (table 4, where the paper's groups are even). README.md states "

@@ -35,7 +35,7 @@ rescore() { # on standard input, lines with tabs: seed, lists, as in decode_<lis
         of_seed "${seed}"
         tabbed "${am}/decode_${lists}" "${nnlm}" "${nnlm}/rescored_${lists}"
     done <<<"${lines}" |
-        each "${cpu_cmd}" rescored fedtools merge-rescored --nj "${nj}" --ngram "${exp}/lm2"
+        each "${cpu_cmd}" rescored fedtools merge-rescored --nj "${nj}"
     while IFS=$'\t' read -r seed lists set; do
         of_seed "${seed}"
         tabbed "${data}/${set}" "${nnlm}/rescored_${lists}" "${nnlm}/stream_${lists}"
@@ -48,14 +48,14 @@ settings() { # file, prefix
 }
 
 # Tune on validation data: first the weights without adaptation, then lambda alone, and then the
-# parameters of private words and of the density ratio, separately, on top of FMP.
+# bonus of private words, on top of FMP.
 tune_weights() {
     local seed
     log "Stage 7: weights, tuned on the streams of dev"
     bound_all
     choose weights
     choose scale weights
-    choose "bonus density" weights scale
+    choose bonus weights scale
     tune_doubt
     tune_words
     tune_finetuning
@@ -69,7 +69,7 @@ bound_all() {
     done | each "${cpu_cmd}" bounds local/bounds.py
 }
 
-choose() { # sections to tune, sections whose values are fixed
+choose() { # section to tune, sections whose values are fixed
     local seed am nnlm name fixed
     for seed in ${seeds}; do
         of_seed "${seed}"
@@ -78,12 +78,10 @@ choose() { # sections to tune, sections whose values are fixed
             for name in "${@:2}"; do settings "${nnlm}/${name}.yaml"; done
             printf -- '--set\nrounds=%s\n' "${most}"
         )
-        for name in $1; do
-            tabbed "${nnlm}/stream_dev" "${nnlm}/${name}.yaml" "${fixed[@]}" \
-                --config conf/fmp.yaml --section "tuning.${name}"
-        done
-    done | each "${cpu_cmd}" "tune.${1// /.}" fedtools rescore-tune
-    show "tune.${1// /.}"
+        tabbed "${nnlm}/stream_dev" "${nnlm}/$1.yaml" "${fixed[@]}" \
+            --config conf/fmp.yaml --section "tuning.$1"
+    done | each "${cpu_cmd}" "tune.$1" fedtools rescore-tune
+    show "tune.$1"
 }
 
 # Tune how far a release must exceed its noise to be used, over all epsilons of table 4.
@@ -300,15 +298,13 @@ hear_words() { # on standard input, as for favour_words
 }
 
 sweeps() { # of one seed
-    local fixed bonus density option
+    local fixed bonus option
     bonus=$(bonus_of bonus)
-    density=$(fedtools config "${nnlm}/density.yaml" density)
     mapfile -t fixed < <(fixed_of)
     fixed+=(--seed "${seed}")
     for option in sigma beta alpha continuous; do
         try eval "${option}" --config conf/fmp.yaml --section "sweeps.${option}"
     done
-    try eval density --vary "density=0,${density}"
     try eval words --vary "bonus=0,${bonus}"
     try "$(heard)" first --vary "bonus=0,${bonus}"
     sweeps_of_privacy

@@ -110,19 +110,17 @@ def doubt_of(exp: Path, seeds: Sequence[int], name: str) -> str:
 
 
 def words_table(exp: Path, seeds: Sequence[int]) -> str:
-    """Return the table of FMP with private words, in either pass, and with the density ratio."""
+    """Return the table of FMP with private words, in either pass."""
     header = ["", "WER %", "relative % [95 %]", "listed words said", "of them missed %"]
     plain, *_, second = sweep_rows(exp, seeds, "words")
     first = sweep_rows(exp, seeds, "first")
     bonus, in_first = values_of(second, "bonus"), first_bonuses(exp, seeds)
-    density = sweep_rows(exp, seeds, "density")[-1]
     cells = []
     for title, rows in (
         ("FMP", plain),
         (f"private words, bonus {bonus} in the second pass", second),
         (f"private words, bonus {in_first} in the first pass", first[0]),
         ("private words, in both", first[-1]),
-        (f"density ratio, weight {values_of(density, 'density')}", density),
     ):
         missed = [100 * int(row["missed"]) / max(1, int(row["listed"])) for row in rows]
         listed = statistics.fmean(int(row["listed"]) for row in rows)

@@ -134,9 +134,6 @@ elif begins 3; then
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
     train_lm "${text[@]}" "${exp}/lm" --order "${order}" \
         --valid "${data}/dev/text" --valid "${data}/eval/text"
-    # The n-gram of the density ratio.
-    train_lm "${text[@]}" "${exp}/lm2" \
-        --order "$(fedtools config conf/fmp.yaml rescoring.density_order)"
 fi
 
 if begins 4; then
