@@ -90,7 +90,7 @@ def by_hand(world: Path, number: int, client: str, layer: int, part: str) -> np.
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-@pytest.mark.parametrize("part", ["affine", "relu"])
+@pytest.mark.parametrize("part", ["relu", "norm"])
 def test_footprints_of_an_experiment(world, tmp_path, jobs, part):
     federation = Federation(world / "exp")
     for job in range(1, jobs + 1):
@@ -271,7 +271,7 @@ def test_a1_decides_trials_by_distance(looked, world, tmp_path):
 
 
 DIFFERENT = {
-    "part of the layers": ("--part", "affine"),
+    "part of the layers": ("--part", "norm"),
     "highest layer": ("--highest", "4"),
     "defence": ("--defence", "bits=8"),
     "global model": ("--round", "2"),
@@ -316,7 +316,7 @@ def test_footprints_of_other_kinds_are_not_compared(world, two, tmp_path, what):
 
 def test_jobs_with_other_options_are_told(world, tmp_path):
     federation = Federation(world / "exp")
-    for job, part in ((1, "relu"), (2, "affine")):
+    for job, part in ((1, "relu"), (2, "norm")):
         write_footprints(
             federation, world / "indicator", tmp_path, FootprintSetup([1], part), job, 2
         )

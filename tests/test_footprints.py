@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probes import ENCODERS, asr_probe
 
-from fedtools.attack.options import A1
+from fedtools.attack.options import A1, Part
 from fedtools.attack.speakers.a1 import attack, distances, rho, unit
 from fedtools.attack.speakers.footprint_files import Prints
 from fedtools.attack.speakers.footprints import Moments, footprints
-from fedtools.attack.speakers.layers import PARTS, hidden_layers
+from fedtools.attack.speakers.layers import hidden_layers
 from fedtools.attack.speakers.verify import COLUMNS, Model
 from fedtools.attack.victims import Probe
 from fedtools.core.tables import read_tsv
@@ -58,7 +59,7 @@ def naive(model, state, others, layers, inputs, run) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", get_args(Part))
 @pytest.mark.parametrize("encoder", sorted(ENCODERS))
 @pytest.mark.parametrize("held", [1, 3])
 def test_footprints_are_those_of_each_layer_by_itself(encoder, part, held):
@@ -104,7 +105,7 @@ def test_what_a_client_does_not_send_is_the_global_models():
     state = shaken(probe.models[0].state_dict(), 1)
     sent = {name: value for name, value in state.items() if name.startswith("encoder.layers.2.")}
     # Another model before it, whose tensors must not remain.
-    found = dict(footprints(probe, iter([("all", state), ("x", state), ("part", sent)]), "affine"))
+    found = dict(footprints(probe, iter([("all", state), ("x", state), ("part", sent)]), "norm"))
     assert not found["part"]["tdnn1"].any() and not found["part"]["tdnn2"].any()
     assert found["part"]["tdnn3"].any() and found["all"]["tdnn1"].any()
 
@@ -121,13 +122,13 @@ def test_layers_of_keyword_networks(name):
         lambda one, values: one(values),
         lambda: iter([clips]),
     )
-    found = dict(footprints(probe, iter([("m", shaken(tensors_of(network), 1))]), "affine"))["m"]
+    found = dict(footprints(probe, iter([("m", shaken(tensors_of(network), 1))]), "norm"))["m"]
     assert next(iter(found)) in ("first", "embed") and list(found)[-1] == "head"
     assert found["head"].shape == (2, 4)
     with torch.no_grad():
         apart = (probe.models[1](clips) - network(clips))[0].double().numpy()
     np.testing.assert_allclose(found["head"], [apart.mean(0), apart.std(0)], atol=1e-5)
-    layers = hidden_layers(network, lambda one: one(clips), "affine")
+    layers = hidden_layers(network, lambda one: one(clips), "norm")
     assert all(found[layer.name].shape[1] > 0 for layer in layers)
 
 

@@ -383,7 +383,7 @@ def test_footprints_without_the_defence_must_be_of_the_same_models(tmp_path):
     less = Prints(CLIENTS[1:], plain.speakers[1:], {"h1": plain.layers["h1"][1:]}, plain.origin)
     with pytest.raises(UserError, match=f"no footprint of '{CLIENTS[0]}'"):
         undefended(behind, [less], where)
-    other = Prints(plain.models, plain.speakers, plain.layers, {"defence": "", "part": "affine"})
+    other = Prints(plain.models, plain.speakers, plain.layers, {"defence": "", "part": "norm"})
     with pytest.raises(UserError, match="the part of the layers differs"):
         undefended(behind, [other], where)
     # In another order, they follow the models.

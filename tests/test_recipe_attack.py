@@ -368,19 +368,19 @@ def test_the_report(recipe):
 
 
 def test_where_the_activations_of_each_attack_are_taken(recipe, tmp_path):
-    """`--parts affine` gives A1 only activations before the ReLU; A2 uses those after it."""
+    """`--parts norm` gives A1 only activations after BatchNorm; A2 uses those after the ReLU."""
     page = (recipe / "exp" / "fake" / "RESULTS.md").read_text()
     assert "(table 2), activations after the ReLU." in page
     exp = tmp_path / "exp"
     shutil.copytree(recipe / "exp" / "fake", exp)
     for sets in ("part2", "part1+part2"):
-        (exp / f"a1.relu.{sets}").rename(exp / f"a1.affine.{sets}")
+        (exp / f"a1.relu.{sets}").rename(exp / f"a1.norm.{sets}")
     options = ("--section", "x", "--corpus", "c", "--release", "r", "--command", "run.sh")
     script = recipe / "local" / "report.py"
     data, out = recipe / "data" / "fake", tmp_path / "RESULTS.md"
     run(sys.executable, script, exp, data, out, *options).ok()
-    assert "activations before the ReLU for A1, after the ReLU for A2." in out.read_text()
-    assert "DET curves, all trials, activations before the ReLU for A1" in out.read_text()
+    assert "activations after BatchNorm for A1, after the ReLU for A2." in out.read_text()
+    assert "DET curves, all trials, activations after BatchNorm for A1" in out.read_text()
 
 
 def test_the_readmes_example_of_any_experiment(recipe):
@@ -470,6 +470,6 @@ def test_options_of_no_data_may_change(tmp_path):
     call(recipe, "--stop_stage", "1").ok()
     (recipe / "exp" / "fake" / "global").mkdir()
     (recipe / "exp" / "fake" / "global" / "config.yaml").touch()
-    more = ("--layers", "1", "--parts", "affine", "--max_drop", "0.5", "--release", "other")
+    more = ("--layers", "1", "--parts", "norm", "--max_drop", "0.5", "--release", "other")
     call(recipe, "--stop_stage", "1", *more, "--seed", "1", "--local_epochs", "2").ok()
     call(recipe, "--stop_stage", "1", *more, "--unit", "talk").fails(1, "give another --tag")

@@ -110,15 +110,20 @@ def test_differences_are_equation_1():
     begun = copy.deepcopy(probe.models[0].state_dict())
     for model in probe.models[1:]:
         model.load_state_dict({**begun, "encoder.layers.1.affine.bias": torch.full((8,), 2.0)})
-    for part in ("affine", "relu"):
+    for part in ("relu", "norm"):
         differences = Differences(probe, 2, part)
         found = differences.of(2, differences.inputs[1])
         assert found.shape == (2, 11, 8)
         assert torch.equal(found[0], found[1])
     # Before the nonlinearity, only a bias changes.
-    before = Differences(probe, 2, "affine").of(1, differences.inputs[0])
-    expected = (2.0 - begun["encoder.layers.1.affine.bias"]).expand_as(before[0])
-    torch.testing.assert_close(before[0], expected, atol=1e-5, rtol=0)
+    before = []
+    layer = probe.models[0].encoder.layers[1].affine
+    handle = layer.register_forward_hook(lambda _, __, out: before.append(out[0].T))
+    found = Differences(probe, 2, "relu").of(1, differences.inputs[0])[0]
+    handle.remove()
+    more = 2.0 - begun["encoder.layers.1.affine.bias"]
+    expected = (before[-1] + more).relu() - before[-1].relu()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     # Below the changed layer there is no difference.
     assert not Differences(probe, 1, "relu").of(1, differences.inputs[0]).any()
 

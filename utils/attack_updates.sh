@@ -19,8 +19,8 @@ cohort=                 # experiments of other people, on which attacks on weigh
                         # uses those that have neither of its two
 models=                 # table of model, speaker, gender, talks: adds trials by recording, and attributes
 tables=                 # tables of other attributes: utt2X or spk2X
-part=                   # part of a TDNN's layers: affine, relu or norm, see run.sh; default: the last of
-                        # the config's a1.parts
+part=                   # part of a TDNN's layers: relu or norm, see run.sh; default: the last of the
+                        # config's a1.parts
 a2=                     # an experiment of people that the attacker knows, for attack A2; default: no A2
 layers=                 # hidden layers for A2; default: the config's, a2.layers
 splits=valid            # splits of the experiment's data on which the cost of defences is measured: of

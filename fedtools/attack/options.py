@@ -9,9 +9,10 @@ from annotated_types import Ge, Gt, Lt
 
 from fedtools.core.ranges import AboveZero, Natural, Positive
 
-# Copy of PARTS in `fedtools.attack.speakers.layers`, which imports torch. Of a TDNN's layer: its
-# affine part; relu, which follows it; or norm, the BatchNorm after that.
-Part = Literal["affine", "relu", "norm"]
+# Where the activations of a TDNN's layer are taken: after its nonlinearity, or after BatchNorm,
+# which is the output of Kaldi's layers. For a block of several layers (a transformer's), only its
+# output is taken.
+Part = Literal["relu", "norm"]
 # See `fedtools.attack.speakers.a1`.
 Score = Literal["literal", "unit", "cohort"]
 # Number of trials of two speakers, in both attacks on models.
@@ -35,7 +36,7 @@ class A1:
     """
 
     alpha: tuple[Weight, Weight] = (1.0, 10.0)
-    parts: tuple[Part, ...] = ("affine", "relu")
+    parts: tuple[Part, ...] = ("relu",)
     scores: tuple[Score, ...] = ("literal",)
     others: Natural = _TRIALS
 

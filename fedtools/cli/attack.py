@@ -46,7 +46,7 @@ OTHERS = section_option(
 )
 PART = typer.Option(
     "relu",
-    help="Output of a TDNN layer to compare: affine, relu (after ReLU) or norm (after BatchNorm).",
+    help="Output of a TDNN layer to compare: relu (after ReLU) or norm (after BatchNorm).",
 )
 DEFENCE = typer.Option(
     "",

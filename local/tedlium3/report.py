@@ -50,7 +50,7 @@ from fedtools.report.page import (
 PAPER = "Tomashenko et al. 2022"
 # Table 2, EER in %, on 463 target trials of Part-2.
 TABLE_2 = {("A1", "1"): "0.86", ("A1", "5"): "7.11", ("A2", "1"): "12.31", ("A2", "5"): "1.94"}
-PLACES = {"affine": "before the ReLU", "relu": "after the ReLU", "norm": "after BatchNorm"}
+PLACES = {"relu": "after the ReLU", "norm": "after BatchNorm"}
 NUMBERS = ("EER%", "low", "high")
 TRIALS = {
     EASY: "all",

@@ -33,8 +33,8 @@ ivectors_per=utterance  # unit over which i-vectors accumulate: utterance, recor
 criterion=              # ctc or lfmmi, or Whisper's seq2seq; default: the config's
 pretrained=             # folder of a pretrained model; default: the config's section pretrained, if any;
                         # such models have no i-vectors
-parts=                  # parts of a layer whose activations A1 uses: before ReLU, after it, after
-                        # BatchNorm: "affine relu norm"; default: the config's, a1.parts
+parts=                  # parts of a layer whose activations A1 uses, after ReLU and after BatchNorm:
+                        # "relu norm"; default: the config's, a1.parts
 layers=                 # hidden layers for A2; default: the config's, a2.layers
 defences=               # defences of updates; default: the config's, updates.defences
 first_part=attacked     # Part-1's models in stage 9: attacked too, or cohort: attackers are trained on
@@ -76,7 +76,7 @@ take_options "${config}" sets.{unit,partition,hours_g,seconds_per_model,valid_sh
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}"
 [ -n "${criterion}" ] || take_options "${config}" model.criterion
-check_words parts 'affine|relu|norm' layers '[1-9][0-9]*'
+check_words parts 'relu|norm' layers '[1-9][0-9]*'
 check_word unit 'person|talk' models_of 'speaker|talk' volumes 'true|false' \
     ivectors 'true|false' ivectors_per 'utterance|recording|speaker' \
     criterion 'ctc|lfmmi|seq2seq' first_part 'attacked|cohort' ngpu '0|1'

@@ -55,7 +55,7 @@ class FootprintSetup:
 
     Attributes:
         rounds: rounds in which models were sent.
-        part: part of a TDNN's layers, see `fedtools.attack.speakers.layers.PARTS`.
+        part: part of a TDNN's layers, see `fedtools.attack.options.Part`.
         highest: the last layer, from 1; 0 for all layers.
         held: models in memory at a time.
         defence: defence that clients applied to their updates, see `fedtools.attack.defences`.

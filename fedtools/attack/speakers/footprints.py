@@ -58,7 +58,7 @@ def footprints(
     Args:
         probe: its first model has the global model's tensors; all other models are overwritten.
         states: names and tensors of personalised models; missing tensors are the global model's.
-        part: see `fedtools.attack.speakers.layers.PARTS`.
+        part: see `fedtools.attack.options.Part`.
         highest: the number of the last layer, from 1; all by default. Higher layers are not
             computed.
 

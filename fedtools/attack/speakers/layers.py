@@ -15,11 +15,6 @@ from fedtools.models.keywords.pretrained import PretrainedNetwork
 from fedtools.models.pretrained.encoders import Encoder
 from fedtools.models.stacked import Conv2d
 
-# Where the activations of a TDNN's layer are taken: before its nonlinearity, after it, or after
-# BatchNorm, which is the output of Kaldi's layers. For a block of several layers (a transformer's),
-# only its output is taken.
-PARTS = ("affine", "relu", "norm")
-
 
 class Layer(NamedTuple):
     """A hidden layer.
@@ -60,7 +55,7 @@ def hidden_layers(model: nn.Module, run: Callable[[nn.Module], Any], part: str) 
     Args:
         model: a TDNN, an encoder of blocks, pretrained or not, or a keyword network.
         run: computes the model's hidden layers for some input.
-        part: one of `PARTS`.
+        part: one of `fedtools.attack.options.Part`.
     """
     # The model may be the encoder itself.
     encoder = model if isinstance(model, TdnnEncoder) else getattr(model, "encoder", None)

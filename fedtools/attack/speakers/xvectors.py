@@ -38,7 +38,7 @@ class Training:
     Attributes:
         layer: h, the hidden layer of the acoustic model, from 1.
         options: options of the network and its training.
-        part: see `fedtools.attack.speakers.layers.PARTS`.
+        part: see `fedtools.attack.options.Part`.
         seed: random seed.
     """
 
@@ -95,7 +95,7 @@ class Differences:
     Args:
         probe: its first model is the global one.
         layer: the hidden layer, from 1.
-        part: see `fedtools.attack.speakers.layers.PARTS`.
+        part: see `fedtools.attack.options.Part`.
 
     Raises:
         UserError: if there are fewer layers.
