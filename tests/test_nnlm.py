@@ -334,53 +334,6 @@ def test_every_history_has_a_distribution_over_the_words():
         assert sum(after) == pytest.approx(1, abs=1e-5)
 
 
-def test_going_on_from_a_model(trained, tmp_path, cli):
-    """Its words are kept, its counts are added to, and its parameters are the initial ones."""
-    (tmp_path / "new").write_text("a w0 w1 unheard\nb w0 unheard other\n")
-    still = {**OPTIONS, "epochs": 1, "optim_conf": {"lr": 1e-9}}
-    (tmp_path / "still.yaml").write_text(yaml.safe_dump({"nnlm": still}))
-    arguments = ("--valid", trained / "valid", "--config", tmp_path / "still.yaml")
-    begin = ("train-nnlm", tmp_path / "new", tmp_path / "m", *arguments)
-    cli(*begin, "--start", trained / "m").ok()
-    before, after = (
-        load_file(folder / "m" / "model.safetensors") for folder in (trained, tmp_path)
-    )
-    assert before.keys() == after.keys()
-    assert all(np.abs(before[name] - after[name]).max() < 1e-6 for name in before)
-    assert (tmp_path / "m" / "words.txt").read_bytes() == (trained / "m" / "words.txt").read_bytes()
-    vocabulary = Vocabulary.read(trained / "m")
-    (old, unknown), (new, more) = (
-        read_unigram(folder / "m", vocabulary) for folder in (trained, tmp_path)
-    )
-    added = {vocabulary.words[at]: int(new[at] - old[at]) for at in np.flatnonzero(new != old)}
-    assert added == {"</s>": 2, "<unk>": 3, "w0": 2, "w1": 1} and more == unknown + 2
-    # It continues, and so is better at once than a randomly initialised model.
-    lively = ("train-nnlm", trained / "text", tmp_path / "on", "--valid", trained / "valid")
-    (tmp_path / "one.yaml").write_text(yaml.safe_dump({"nnlm": {**OPTIONS, "epochs": 1}}))
-    cli(*lively, "--config", tmp_path / "one.yaml", "--start", trained / "m").ok()
-    first = (trained / "m" / "perplexity.tsv").read_text().splitlines()[1].split("\t")[2]
-    own = (tmp_path / "on" / "perplexity.tsv").read_text().splitlines()[1].split("\t")[2]
-    assert float(own) < float(first)
-    # Starting from another model, or from none, is another training.
-    cli(*begin, "--start", tmp_path / "on").fails(1, "other options or other text")
-    cli(*begin).fails(1, "other options or other text")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({**OPTIONS, "lm_conf": {**SMALL, "layer": 1}}, "not the network of lm_conf"),
-        ({**OPTIONS, "vocab_size": 5}, "its vocabulary is kept"),
-    ],
-)
-def test_a_model_that_cannot_be_gone_on_from(trained, tmp_path, cli, options, said):
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"nnlm": options}))
-    begin = ("train-nnlm", trained / "text", tmp_path / "m", "--valid", trained / "valid")
-    begin += ("--config", tmp_path / "c.yaml", "--start")
-    cli(*begin, trained / "m").fails(1, f"{trained / 'm'}: {said}")
-    cli(*begin, tmp_path).fails(1, "no model.safetensors")
-
-
 def test_a_sampled_sum_learns_what_the_whole_one_does(trained, tmp_path, cli):
     """It samples a few rare words at a time; validation perplexity is over all words."""
     options = {**OPTIONS, "sampled": 6, "frequent": 4}
@@ -396,9 +349,8 @@ def test_a_sampled_sum_learns_what_the_whole_one_does(trained, tmp_path, cli):
     config = yaml.safe_load((tmp_path / "m" / "config.yaml").read_text())
     assert (config["sampled"], config["frequent"]) == (6, 4)
     # Without sampling, config.yaml is as before there was the option.
-    assert not yaml.safe_load((trained / "m" / "config.yaml").read_text()).keys() & {
-        "sampled", "frequent", "start",
-    }  # fmt: skip
+    plain = yaml.safe_load((trained / "m" / "config.yaml").read_text())
+    assert not plain.keys() & {"sampled", "frequent"}
     model, lines = Nnlm.open(tmp_path / "m"), [[2, 3, 0], [4, 1, 5, 0]]
     scores = [value for line in lines for value in alone(model.network, line)]
     expected = math.exp(-sum(scores) / len(scores))

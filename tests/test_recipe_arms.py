@@ -18,7 +18,7 @@ from fedtools.core.tables import read_tsv, write_tsv
 from fedtools.data.datadir import read_table
 from fedtools.score.utterances import Utterances
 
-ARMS = ("near", "far", "mix10", "cross")
+ARMS = ("near", "far")
 CHAT = "I LIKE WHAT SAYS THE DOG\nNOW HELLO THERE SO WHAT IS NEW\n"
 
 
@@ -49,7 +49,7 @@ def recipe(tmp_path_factory) -> Path:
 
 
 def test_what_each_arm_is_made_of(recipe):
-    """Lists and neural models of near and far text, and the words of mixes, are as configured."""
+    """Lists and neural models of near and far text are as configured."""
     arms = recipe / "exp" / "fake" / "arms"
     words = {
         arm: (arms / arm / "nnlm" / "seed0" / "stream_eval" / "words.txt").read_text().split()
@@ -57,24 +57,14 @@ def test_what_each_arm_is_made_of(recipe):
     }
     assert "MEETING" in words["near"] and "DOG" not in words["near"]
     assert "DOG" in words["far"] and "MEETING" not in words["far"]
-    assert words["mix10"] == words["far"] == words["cross"]
     lists = {
         arm: (arms / arm / "nnlm" / "seed0" / "stream_eval" / "nbest.tsv").read_bytes()
         for arm in ARMS
     }
-    assert lists["cross"] == lists["near"] and lists["mix10"] == lists["far"] != lists["near"]
-    config = yaml.safe_load((arms / "mix10" / "nnlm" / "seed1" / "config.yaml").read_text())
-    assert config["start"] and config["seed"] == 1
-    # A tenth of the words of the mix is of meetings: 360 of chat, and 40 or a sentence more.
-    mixed = (arms / "mix10" / "meetings.txt").read_text().split()
-    assert 40 <= len(mixed) < 45
-    counts = {
-        arm: {row["word"]: int(row["count"]) for row in
-              read_tsv(arms / arm / "nnlm" / "seed0" / "unigram.tsv", None)}
-        for arm in ("far", "mix10")
-    }  # fmt: skip
-    assert counts["mix10"]["SAYS"] == counts["far"]["SAYS"] + mixed.count("SAYS")
-    assert not (arms / "cross" / "nnlm" / "seed0" / "model.safetensors").exists()
+    assert lists["far"] != lists["near"]
+    for arm in ARMS:
+        config = yaml.safe_load((arms / arm / "nnlm" / "seed1" / "config.yaml").read_text())
+        assert config["seed"] == 1
     # One acoustic model, whose seed differs from all seeds of neural models.
     assert [path.name for path in (recipe / "exp" / "fake" / "am").iterdir()] == ["seed0"]
 
@@ -95,7 +85,7 @@ def test_rows_of_all_arms(recipe):
     assert (arms / "far" / "sweeps" / "seed1" / "doubt_user.tsv").exists()
     assert not (arms / "near" / "sweeps").exists()
     page = (recipe / "exp" / "fake" / "RESULTS.md").read_text()
-    assert page.count("| NNLM ") == 4 and "| nothing released (alpha 0, beta 0.75)" in page
+    assert page.count("| NNLM ") == 2 and "| nothing released (alpha 0, beta 0.75)" in page
     assert "undecided (too few persons)" in page
 
 
@@ -189,11 +179,9 @@ def test_verdicts(low, high, told):
     assert arms.decide(found, base, -2.0).startswith(told)
 
 
-def test_arms_that_need_others(recipe):
+def test_arms_that_are_refused(recipe):
     options = ("--background", "meetings.txt", "--tag", "other")
-    call(recipe, *options, "--arms", "near mix10").fails(2, "mix10 needs far")
-    call(recipe, *options, "--arms", "far cross").fails(2, "cross needs near")
-    call(recipe, *options, "--arms", "wide").fails(2, "'wide'")
+    call(recipe, *options, "--arms", "near wide").fails(2, "'wide'")
     call(recipe, "--tag", "other", "--arms", "near").fails(2, "--background")
     call(recipe, "--tag", "other", "--am_seed", "0").fails(2, "--am_seed needs --arms")
     call(recipe, "--tag", "other", "--lm_text", "background").fails(2, "give --background")
@@ -212,19 +200,3 @@ def test_text_of_chat(tmp_path):
     # Existing files are not fetched again.
     run(ROOT / "local" / "ami" / "chat.sh", tmp_path / "out").ok()
     run(ROOT / "local" / "ami" / "chat.sh").fails(2, "give a file")
-
-
-def test_shares_of_a_mix(tmp_path):
-    mix = ROOT / "local" / "ami" / "mix.py"
-    (tmp_path / "far").write_text("A B C D E F G H I\n" * 100)
-    (tmp_path / "near").write_text("".join(f"N{number} X\n" for number in range(200)))
-    (tmp_path / "text").write_text("u1 LAST ONE\n")
-    more = (tmp_path / "near", "--kaldi", tmp_path / "text")
-    for seed in (0, 1, 0):
-        run(mix, tmp_path / "far", "10", tmp_path / f"{seed}.txt", *more, "--seed", seed).ok()
-    lines = (tmp_path / "0.txt").read_text().splitlines()
-    # 100 of 1,000 words.
-    assert len(lines) == len(set(lines)) == 50 and lines != sorted(lines, key=len)[:0]
-    assert lines != (tmp_path / "1.txt").read_text().splitlines()
-    run(mix, tmp_path / "far", "60", tmp_path / "no", *more).fails(1, "give a smaller percentage")
-    run(mix, tmp_path / "far", "100", tmp_path / "no", *more).fails(2, "PERCENT")

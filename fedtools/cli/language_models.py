@@ -155,11 +155,6 @@ def train_nnlm(
         None, help="YAML file with the options; default: those of the paper."
     ),
     section: str = typer.Option("nnlm", help="Section of the YAML file with the options."),
-    start: Path = typer.Option(
-        None,
-        metavar="NNLM",
-        help="A model to continue training; its words are kept, its counts are added to.",
-    ),
     seed: int = typer.Option(0, min=0, help="Random seed."),
     ngpu: int = NGPU,
 ) -> None:
@@ -167,7 +162,7 @@ def train_nnlm(
 
     The model is ESPnet's TransformerLM, for rescoring.
 
-    Reads: TEXT, and the files of --plain and --valid; the YAML of --config; the folder of --start.
+    Reads: TEXT, and the files of --plain and --valid; the YAML of --config.
 
     Writes: OUT/config.yaml, words.txt, unigram.tsv, perplexity.tsv, model.safetensors;
     state.safetensors while it trains.
@@ -185,6 +180,6 @@ def train_nnlm(
 
     training = work.read_options(config, section)
     files = work.Texts(texts, plain, valid)
-    history = work.train_nnlm(files, out, training, seed, device_of(ngpu), start)
+    history = work.train_nnlm(files, out, training, seed, device_of(ngpu))
     best = min(range(len(history)), key=lambda epoch: history[epoch][1])
     print(f"{out}: epoch {best + 1} of {len(history)}, perplexity {history[best][1]:.2f}")

@@ -28,16 +28,15 @@ from fedtools.core.tables import write_tsv
 from fedtools.data.symbols import warn_of_unknown
 from fedtools.exchange.states import load_state, save_state
 from fedtools.lm.ngram import read_sentences
-from fedtools.lm.nnlm import CONFIG, MODEL, Nnlm, network_options, require_model
+from fedtools.lm.nnlm import CONFIG, MODEL, network_options
 from fedtools.lm.vocabulary import (
     UNKNOWN_ID,
     WORDS,
     Vocabulary,
     make_vocabulary,
-    read_unigram,
     write_unigram,
 )
-from fedtools.models.nnlm import NnlmOptions, build_nnlm, losses, pad
+from fedtools.models.nnlm import build_nnlm, losses, pad
 from fedtools.models.training import (
     DTYPES,
     Training,
@@ -100,8 +99,8 @@ class Texts:
         """Return the sums of the texts, for comparison."""
         return {name: [sha256(path) for path in paths] for name, paths in asdict(self).items()}
 
-    def counted(self, training: NnlmTraining, start: Path | None) -> _Words:
-        """Read the texts, and make a vocabulary, or take over a model's and add to its counts.
+    def counted(self, training: NnlmTraining) -> _Words:
+        """Read the texts, and make a vocabulary.
 
         Raises:
             UserError: if a text is empty or damaged.
@@ -111,16 +110,8 @@ class Texts:
         for found, paths in ((sentences, [*self.texts, *self.plain]), (held_out, self.valid)):
             if not found:
                 raise UserError("no words in the text", path=paths[0])
-        if start is None:
-            found = make_vocabulary(sentences, training.vocab_size, training.min_count)
-            return _Words(sentences, held_out, *found)
-        vocabulary = Vocabulary.read(start)
-        counts, unknown = read_unigram(start, vocabulary)
-        for one in _encode(vocabulary, sentences):
-            np.add.at(counts, one, 1)
-        # An upper bound: which of them the model's own text had is no longer known.
-        new = {word for sentence in sentences for word in sentence} - vocabulary.ids.keys()
-        return _Words(sentences, held_out, vocabulary, counts, unknown + len(new))
+        made = make_vocabulary(sentences, training.vocab_size, training.min_count)
+        return _Words(sentences, held_out, *made)
 
 
 @dataclass(frozen=True)
@@ -147,12 +138,7 @@ def read_options(config: str | Path | None, section: str) -> NnlmTraining:
 
 
 def train_nnlm(
-    texts: Texts,
-    out: Path,
-    training: NnlmTraining,
-    seed: int = 0,
-    device: str = "cpu",
-    start: Path | None = None,
+    texts: Texts, out: Path, training: NnlmTraining, seed: int = 0, device: str = "cpu"
 ) -> list[tuple[float, float]]:
     """Train a model and write it to a folder, see `fedtools.lm.nnlm`.
 
@@ -162,8 +148,6 @@ def train_nnlm(
         out: the folder.
         seed: random seed.
         device: where it is trained.
-        start: the folder of a model whose parameters and vocabulary it begins with; unigram.tsv
-            then counts both trainings' words.
 
     Returns:
         the perplexities of every epoch: on training text with dropout, and on validation text.
@@ -177,22 +161,17 @@ def train_nnlm(
     with lock(out, "train"):
         origin = {"seed": seed, **texts.origin()}
         content = {**_config_of(training), "lm_conf": asdict(options), **origin}
-        if start is not None:
-            content["start"] = _same_network(start, options, training)
         _freeze(out, content)
-        words = texts.counted(training, start)
+        words = texts.counted(training)
         vocabulary = words.vocabulary
         vocabulary.write(out)
         write_unigram(out, vocabulary, words.counts, words.unknown)
         spoken = [word for sentence in words.held_out for word in sentence]
         unknown = sum(vocabulary.ids.get(word, UNKNOWN_ID) == UNKNOWN_ID for word in spoken)
         warn_of_unknown(unknown, len(spoken), texts.valid[0], out / WORDS)
-        if start is not None:
-            model = Nnlm.open(start).network
-        else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed64(seed, "nnlm"))
-                model = build_nnlm(options, len(vocabulary))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed64(seed, "nnlm"))
+            model = build_nnlm(options, len(vocabulary))
         run = _Run(model.to(device), vocabulary, training, seed, out)
         with training.settings():
             return run.train(
@@ -206,20 +185,6 @@ def _config_of(training: NnlmTraining) -> dict[str, Any]:
     if not training.sampled:
         del content["sampled"], content["frequent"]
     return content
-
-
-def _same_network(start: Path, options: NnlmOptions, training: NnlmTraining) -> str:
-    """Return the sum of the model to begin with.
-
-    Raises:
-        UserError: if there is no model, it has another network, or options set another vocabulary.
-    """
-    require_model(start)
-    if network_options(read_yaml(start / CONFIG).get("lm_conf"), start / CONFIG) != options:
-        raise UserError("not the network of lm_conf", path=start, remedy="give the same lm_conf")
-    if training.vocab_size is not None:
-        raise UserError("its vocabulary is kept", path=start, remedy="leave vocab_size out")
-    return sha256(start / MODEL)
 
 
 def _freeze(out: Path, content: dict[str, Any]) -> None:

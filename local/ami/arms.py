@@ -57,9 +57,7 @@ TITLES = {
 ARMS = {
     "near": "near: both models trained on other meetings",
     "far": "far: both models trained on open chat",
-    "cross": "neural model trained on open chat, n-gram on other meetings",
 }
-MIX = "far, with {} % of words from meetings"
 # Threshold fixed before any result was seen: change of the far arm's row "fmp", in % of its NNLM.
 REPRODUCED = -2.0
 # Of each arm, in the summary.
@@ -68,11 +66,6 @@ OWN = (("beta25", "other25"), ("beta75", "other75"))
 
 
 Arm = Mapping[tuple[str, str], Row]
-
-
-def title_of(arm: str) -> str:
-    """Return the name of an arm in tables; mix10 is the far text with 10 % from meetings."""
-    return ARMS.get(arm) or MIX.format(arm.removeprefix("mix"))
 
 
 def read_arm(folder: Path, seeds: Sequence[int]) -> dict[tuple[str, str], Row]:
@@ -143,7 +136,7 @@ def own_counts(arms: Mapping[str, Arm]) -> str:
     """Return the table of beta alone against another person's counts of the same round."""
     cells = []
     for name, arm in arms.items():
-        cells.append([title_of(name)])
+        cells.append([ARMS[name]])
         for own, other in OWN:
             found = arm[own, ALL].less(arm[other, ALL])
             cells[-1].append(relative(found, arm[BASE, ALL]))
@@ -159,7 +152,7 @@ def chosen(folder: Path, names: Sequence[str], seeds: Sequence[int]) -> str:
         weights = [read_yaml(one / "weights.yaml") for one in models]
         scales = [read_yaml(one / "scale.yaml") for one in models]
         cells.append([
-            title_of(name),
+            ARMS[name],
             ", ".join(f"{one['lm_weight']:g}" for one in weights),
             ", ".join(f"{one['word_score']:g}" for one in weights),
             ", ".join(f"{one['scale']:g}" for one in scales),
@@ -224,8 +217,7 @@ def write_report(
 def reading(names: Sequence[str], several: bool) -> str:
     """Return how to read the summary, with what its arms are."""
     unmeasured = "like MB/client not measured, since rows are simulated on stored scores"
-    titles = {name: title_of(name).removeprefix(f"{name}: ") for name in names}
-    arms = "; ".join(f"{name}, {title}" for name, title in titles.items())
+    arms = "; ".join(ARMS[name].replace(":", ",", 1) for name in names)
     return f"{note_of(f'the {TITLES[BASE]} of the same arm', unmeasured, several)} Arms: {arms}."
 
 
@@ -246,7 +238,7 @@ def tables_of_arms(
     ]
     for name, arm in arms.items():
         ways = [way for way in (ALL, SOME) if (BASE, way) in arm]
-        parts += [f"**{caption}: arm {title_of(name)}.**", arm_table(arm, ways)]
+        parts += [f"**{caption}: arm {ARMS[name]}.**", arm_table(arm, ways)]
     parts += [f"**{caption}: own counts against another person's.**", own_counts(arms)]
     if "far" in arms:
         parts += [

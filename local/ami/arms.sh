@@ -4,38 +4,12 @@
 #
 #   near    both models trained on the text of other meetings
 #   far     both trained on open chat (local/chat.sh)
-#   mixN    far's lists and vocabulary; the neural model is trained further on sentences of meetings,
-#           N % of the mix's words, and the background distribution is the mix's
-#   cross   the neural model of far with the lists of near
 #
-# All arms share one acoustic model; seeds are those of the neural models.
+# Both arms share one acoustic model; seeds are those of the neural models.
 # shellcheck disable=SC2030,SC2031,SC2034  # exp and of_seed's variables are local to the loop
 # shellcheck disable=SC2154  # run.sh's options and folders, and the commands of cmd.sh
 
 chat=downloads/chitchat.txt
-
-# Print the arm whose n-gram made the lists of an arm, or the arm whose neural model rescores them.
-lists_of() { case $1 in near | cross) echo near ;; *) echo far ;; esac }
-model_of() { case $1 in cross) echo far ;; *) echo "$1" ;; esac }
-
-# Print the arms whose lists, or whose neural models, must be made; a mix's starting arm comes first.
-of_kind() { # lists or models
-    local arm kind=$1
-    for arm in ${arms}; do
-        if [ "${kind}" = lists ]; then lists_of "${arm}"; else model_of "${arm}"; fi
-    done | awk '!seen[$0]++'
-}
-
-check_arms() {
-    local arm needed
-    check_words arms 'near|far|cross|mix([1-9]|[1-9][0-9])'
-    for arm in ${arms}; do
-        case ${arm} in cross) needed="near far" ;; mix*) needed=far ;; *) needed= ;; esac
-        for needed in ${needed}; do
-            [[ " ${arms} " = *" ${needed} "* ]] || fail 2 "--arms: ${arm} needs ${needed}"
-        done
-    done
-}
 
 # Run a command for each arm, with exp set to the arm's folder.
 in_arms() { # command...
@@ -58,7 +32,7 @@ arm_ngrams() {
     local/chat.sh "${chat}"
     fedtools train-tokens "${data}/train/text" "${exp}/tokens" \
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
-    for arm in $(of_kind lists); do
+    for arm in ${arms}; do
         text_of "${arm}"
         train_lm "${text[@]}" "${exp}/arms/${arm}/lm" --order "${order}" \
             --valid "${data}/dev/text" --valid "${data}/eval/text"
@@ -68,7 +42,7 @@ arm_ngrams() {
 arm_lists() {
     local arm part am=${exp}/am/seed${am_seed} logs=${exp}/log
     log "Stage 5: N-best lists by ${am}"
-    for arm in $(of_kind lists); do
+    for arm in ${arms}; do
         for set in dev eval; do
             for part in $(seq "${nj}"); do
                 tabbed "${am}" "${data}/${set}" "${exp}/arms/${arm}/lists/decode_${set}" \
@@ -77,65 +51,43 @@ arm_lists() {
         done
     done | each "${decode_cmd}" decode fedtools decode --config "${config}" --nj "${nj}" \
         --ngpu "${ngpu}"
-    for arm in $(of_kind lists); do
+    for arm in ${arms}; do
         for set in dev eval; do
             tabbed "${exp}/arms/${arm}/lists/decode_${set}" "${data}/${set}"
         done
     done | each "${cpu_cmd}" decode.merge fedtools merge-nbest --nj "${nj}"
-    for arm in $(of_kind lists); do echo "${exp}/arms/${arm}/lists"; done | tune dev
-    for arm in $(of_kind lists); do tabbed "${exp}/arms/${arm}/lists" decode_eval eval; done |
+    for arm in ${arms}; do echo "${exp}/arms/${arm}/lists"; done | tune dev
+    for arm in ${arms}; do tabbed "${exp}/arms/${arm}/lists" decode_eval eval; done |
         score score
 }
 
 arm_models() {
-    local arm seed text section line
+    local arm seed text
     log "Stage 6: the neural language models of ${arms}"
-    for arm in $(of_kind models); do
-        case ${arm} in
-            mix*) mkdir -p "${exp}/arms/${arm}"
-                local/mix.py "${chat}" "${arm#mix}" "${exp}/arms/${arm}/meetings.txt" \
-                "${background}" --kaldi "${data}/train/text" ;;
-        esac
-    done
-    for section in begun mixed; do
-        for arm in $(of_kind models); do
-            for seed in ${seeds}; do arm_model; done
-        done | each "${train_cmd}" "nnlm.${section}" fedtools train-nnlm \
-            --valid "${data}/dev/text" --ngpu "${ngpu}"
-    done
+    for arm in ${arms}; do
+        text_of "${arm}"
+        for seed in ${seeds}; do
+            tabbed "${text[@]}" "${exp}/arms/${arm}/nnlm/seed${seed}" --seed "${seed}" \
+                --config "conf/${arm}.yaml"
+        done
+    done | each "${train_cmd}" nnlm fedtools train-nnlm --valid "${data}/dev/text" --ngpu "${ngpu}"
     in_arms rescore_arm
 }
 
-# Print the line that trains an arm's model, if it belongs to this section: first the models that start
-# from scratch, then those that continue another model.
-arm_model() { # uses arm, seed, section
-    local folder=${exp}/arms
-    line=("${folder}/${arm}/nnlm/seed${seed}" --seed "${seed}")
-    case ${section}.${arm} in
-        begun.near) text_of near; tabbed "${text[@]}" "${line[@]}" --config conf/near.yaml ;;
-        begun.far) text_of far; tabbed "${line[@]}" "${text[@]}" --config conf/far.yaml ;;
-        mixed.mix*)
-            tabbed "${line[@]}" --plain "${folder}/${arm}/meetings.txt" --config conf/mix.yaml \
-                --start "${folder}/far/nnlm/seed${seed}" ;;
-    esac
-}
-
 rescore_arm() { # uses arm, whose folder is exp
-    local seed set part lists models
-    lists=${exp}/../$(lists_of "${arm}")/lists
-    models=${exp}/../$(model_of "${arm}")/nnlm
+    local seed set part
     log "Scores of every word, ${exp}"
     for seed in ${seeds}; do
         for set in dev eval; do
             for part in $(seq "${nj}"); do
-                tabbed "${lists}/decode_${set}" "${models}/seed${seed}" \
+                tabbed "${exp}/lists/decode_${set}" "${exp}/nnlm/seed${seed}" \
                     "${exp}/nnlm/seed${seed}/rescored_${set}" --job "${part}"
             done
         done
     done | each "${train_cmd}" rescore fedtools rescore --nj "${nj}" --ngpu "${ngpu}"
     for seed in ${seeds}; do
         for set in dev eval; do
-            tabbed "${lists}/decode_${set}" "${models}/seed${seed}" \
+            tabbed "${exp}/lists/decode_${set}" "${exp}/nnlm/seed${seed}" \
                 "${exp}/nnlm/seed${seed}/rescored_${set}"
         done
     done | each "${cpu_cmd}" rescored fedtools merge-rescored --nj "${nj}"

@@ -25,8 +25,8 @@ speech=recorded         # or synthetic: speech of AMI's words from a synthesiser
 dev_meetings=           # with --speech synthetic: meetings of dev; default: conf/fmp.yaml's, section
                         # rescoring
 lm_text=all             # text of the language models; background: without the training transcripts
-arms=                   # near, far, mix1, mix10, cross: models of near and far text, and comparison of
-                        # FMP with controls; changes stages 3 and 5 to 10, see README.md
+arms=                   # near, far: models of near and far text, and comparison of FMP with controls;
+                        # changes stages 3 and 5 to 10, see README.md
 am_seed=                # with --arms: random seed of the acoustic model; --seeds are of the neural ones
 background=             # text of the language models, one sentence a line; default: the mini
                         # corpus', or the training transcripts
@@ -87,7 +87,7 @@ most=$(tr ' ' '\n' <<<"${rounds}" | sort -n | tail -n 1) private=fmp-${dp}-${dp_
 name_corpora AMI
 am_seeds=${seeds}
 if [ -n "${arms}" ]; then
-    check_arms
+    check_words arms 'near|far'
     : "${am_seed:=0}"
     check_word am_seed '0|[1-9][0-9]*'
     [ -n "${background}" ] || fail 2 "--arms: give the text of other meetings with --background"
