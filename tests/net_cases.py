@@ -39,7 +39,6 @@ LAYERS = 'method_conf.personal=["encoder.layers.[0-1].*"]'
 OFTEN = ("training.save_interval_steps=1",)
 STEPS = ("training.batch_bins=1500", *OFTEN)
 ANEW = "training.keep_teacher=false"
-HEADS = ("model.network_conf.head_share=0.6", "method_conf.private=head")
 MEAN = "average EXP --best 1"
 AVERAGED = ("average EXP --best 2", "decode EXP WORLD/valid OUT/average --lm WORLD/lm")
 GREEDY = "decode EXP WORLD/valid OUT/greedy --model round:2"
@@ -150,11 +149,10 @@ CASES = {
     "kws-fedmmd": kws("fedmmd", "method_conf.discrepancy=0.5"),
     "kws-fedopt": kws("fedopt", "method_conf.optimizer=yogi"),
     "kws-fedkws_ui": kws("fedkws_ui"),
-    "kws-fedkws_ui-head": kws("fedkws_ui", *HEADS, "method_conf.smooth_by_utility=true"),
     "kws-alo": kws("alo"),
     "kws-alt": kws("alt"),
     # A stack has no checkpoints.
-    "kws-fedkws_ui-often": kws("fedkws_ui", *HEADS, *OFTEN, "training.stack=1"),
+    "kws-fedkws_ui-often": kws("fedkws_ui", *OFTEN, "training.stack=1"),
     "kws-lora": Case(
         *("kws", "fedavg", ("model.adapt={rank: 2, targets: ['pointwise*', first]}",), "valid"),
         *((MEAN,), ("--start", "kws/begun/init.safetensors")),

@@ -160,7 +160,7 @@ NETWORKS = {
     "resnet": {"channels": 4, "layers": 5, "pool_frames": 4, "pool_bins": 4},
     "transformer": {"layers": 1, "width": 8, "heads": 2, "feedforward": 8},
 }
-METHODS = ["fedavg", "fedprox", "fedmmd", "fedopt", "fedkws_ui", "alo", "alt", "released"]
+METHODS = ["fedavg", "fedprox", "fedmmd", "fedopt", "fedkws_ui", "alo", "alt", "clipped"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -172,10 +172,9 @@ def test_stack_and_sequence_agree(world, tmp_path, network, method):
     The test in double precision, below, detects mistakes.
     """
     settings = [f"model={yaml.safe_dump({'network': network, 'network_conf': NETWORKS[network]})}"]
-    if method == "released":
+    if method == "clipped":
         method = "fedkws_ui"
-        settings += ["model.network_conf.head_share=0.6", "method_conf.private=head"]
-        settings += ["method_conf.smooth_by_utility=true", "training.grad_clip=0.1"]
+        settings += ["training.grad_clip=0.1"]
     if method in ("fedavg", "fedprox", "fedmmd", "fedopt", "alo"):
         # An epoch: as many steps as the client's clips need. The other methods adapt them anyway.
         settings += ["method_conf.local_steps=0"]
@@ -246,8 +245,6 @@ def test_in_double_precision_they_agree_after_twenty_steps(world, tmp_path, netw
     settings = [f"model={yaml.safe_dump({'network': network, 'network_conf': NETWORKS[network]})}"]
     settings += [*(ADAMW if optim == "adamw" else ()), "training.stack=7"]
     settings += ["method_conf.local_steps=20"]
-    if method == "fedkws_ui":
-        settings += ["model.network_conf.head_share=0.6", "method_conf.private=head"]
     federation = doubled(begin(world, tmp_path / "exp", method, *settings))
     (clients,) = federation.task.units(CLIENTS, 1)
     # With the experiment's single thread, as in a round: with more, two workers wait for each

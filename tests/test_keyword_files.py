@@ -98,11 +98,10 @@ def test_bad_options(world, cli, tmp_path):
     refused("training.augment.noise=1", said="training.augment.noise=1: unknown option 'noise'")
     refused("model.network=dscn", said="dscnn")
     refused(
-        "method_conf.private=heads", method="fedkws_ui", said="input should be 'model' or 'head'"
+        "method_conf.conserve=work", method="fedkws_ui", said="input should be 'steps' or 'clips'"
     )
     refused("method_conf.optimizer=adagrad", method="fedopt", said="yogi")
     refused("method_conf.adaptivity=0", method="fedopt", said="adaptivity")
-    refused("method_conf.private=head", method="fedkws_ui", said="head_share")
     refused(
         "method_conf.keep_optimizer=true", said="keep_optimizer: clients of task kws train together"
     )
@@ -117,7 +116,6 @@ def test_bad_options(world, cli, tmp_path):
     refused("rounds=true", said="option 'rounds' is True: input should be a valid integer")
     refused("rounds=2020-13-45", said="the value is not YAML")
     refused("model.network_conf.channels=0", said="channels must be at least 1")
-    refused("model.network_conf.head_share=0.01", said="leaves a head without any")
     refused("model.network_conf=[a]", said="model: ['a'] must be a mapping")
     refused("model.network_config={}", said="did you mean 'network_conf'?")
     refused("model.network=[a]", said="unknown network")
@@ -134,7 +132,7 @@ def test_bad_options(world, cli, tmp_path):
     refused("training.optim_conf.differentiable=true", said="optim_conf: ")
     refused("method_conf.proximal=-1", method="fedprox", said="'proximal' is -1: input")
     refused("method_conf.discrepancy=-1", method="fedmmd", said="'discrepancy' is -1: input")
-    for option in ("adversarial", "private_steps", "base_ratio", "full_size"):
+    for option in ("adversarial", "private_steps", "base_ratio"):
         refused(f"method_conf.{option}=-1", method="fedkws_ui", said=f"'{option}' is -1: input")
 
 

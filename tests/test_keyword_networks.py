@@ -291,25 +291,9 @@ def test_options_that_cannot_be():
         ({"network": "mhattrnn", "network_conf": {"heads": 3}}, "3 heads"),
         ({"network": "resnet", "network_conf": {"norm": "layer"}}, "norm"),
         ({"network": "transformer", "network_conf": {"width": 33}}, "33"),
-        ({"network": "dscnn", "network_conf": {"head_share": 1.5}}, "head_share"),
     ):
         with pytest.raises(UserError, match=said):
             build_network(config, 5, "config")
-
-
-def test_two_heads():
-    model = scramble(small("dscnn", 2, head_share=0.6))
-    mfcc = torch.randn(2, 3, 98, 40)
-    features = model.features(mfcc)
-    both = (model.head, model(mfcc), 9), (model.private_head, model.private(features), 6)
-    for head, found, width in both:
-        for client in range(2):
-            one, two = head[0].weight[client], head[2].weight[client]
-            assert one.shape == (width, 8) and two.shape == (5, width)
-            expected = F.relu(features[client] @ one.T) @ two.T + head[2].bias[client]
-            torch.testing.assert_close(found[client], expected)
-    with pytest.raises(UserError, match="head_share"):
-        small("dscnn", 1).private(features)
 
 
 def test_a_network_of_the_users_own_file_is_trained_and_has_its_title(tmp_path):

@@ -503,13 +503,6 @@ def test_clients_and_centralised_training_stand_beside_the_paper(recipe):
     make_run(Path("exp"), "keywords/dscnn/centralized", 90)
     make_run(Path("exp"), "keywords/dscnn/centralized", 92, seed=1)
     make_run(Path("exp"), "keywords/resnet/fedavg", 60)
-    # A method's private head does not count towards the network's size.
-    path = make_run(Path("exp"), "keywords/dscnn/alo", private="head") / "config.yaml"
-    config = yaml.safe_load(path.read_text())
-    config["model"]["network_conf"] |= {"head_share": 0.6}
-    path.write_text(yaml.safe_dump(config))
-    refreeze(path.parent)
-    assert read_runs("exp").get("keywords", "dscnn", "alo")[0].parameters > 300
     report(f"--published={PUBLISHED}").ok()
     clients = "clients and clips"
     assert row_of(clients, "keywords", "mini") == ["12", "2", "44", "22.0", "40", "12"]
@@ -934,8 +927,6 @@ def test_clients_are_drawn_with_what_adaptive_local_training_says(recipe):
     Path("own.yaml").write_text("method_conf: {ratio: 9.0}\n")
     own = "--config", "own.yaml"
     script("plot_clients.py", train, "d.png", *own).fails(1, "own.yaml:1: ", "'ratio'")
-    Path("own.yaml").write_text("method_conf: {private: head}\n")
-    script("plot_clients.py", train, "e.png", *own).ok()
     one = pack(Path("one"), {"ann": [4, 0, 0, 0], "bob": [0, 3, 0, 0]})
     script("plot_clients.py", one, "d.png").fails(1, "one: no client has clips of two labels")
     script("plot_clients.py", "none", "d.png").fails(1, "none/clips.tsv: no packed clips")
@@ -980,10 +971,8 @@ def test_a_landscape_has_the_models_at_its_corners(cli, centralized):
         if (panel, g1) == ("overfitted", zero):
             assert grid["alo", g1, g2] == accuracy
     check_png(Path("a.png"))
-    # A landscape's private model is a whole one, even if another method's is a head.
-    Path("head.yaml").write_text("method_conf: {private: head}\n")
-    for name, more in (("b", []), ("c", ["--config", "head.yaml"])):
-        script("landscape.py", centralized, f"{name}.png", "--points", 2, "--epochs", 4, *more).ok()
+    for name in "bc":
+        script("landscape.py", centralized, f"{name}.png", "--points", 2, "--epochs", 4).ok()
     for kind in ("tsv", "png"):
         assert Path(f"b.{kind}").read_bytes() == Path(f"c.{kind}").read_bytes()
     new = {path for path in set(centralized.rglob("*")) - set(before) if path.is_file()}

@@ -85,7 +85,7 @@ def test_config_has_all_defaults_and_code_the_own_files(begun):
     root, _ = begun
     frozen = yaml.safe_load((root / "exp/config.yaml").read_text())
     assert frozen["model"] == {"network": "mynet", "network_conf": {"norm": "group"}}
-    assert frozen["defaults"]["model"] == {"network_conf": {"head_share": 0.0, "width": 7}}
+    assert frozen["defaults"]["model"] == {"network_conf": {"width": 7}}
     own = frozen["defaults"]["method_conf"]
     assert (own["part"], own["patience"], own["weighting"]) == (1.0, 3, "uniform")
     assert frozen["defaults"]["training"]["scheduler"] is None

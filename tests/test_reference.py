@@ -65,7 +65,7 @@ def test_rows_have_the_published_defaults():
         "method_conf.proximal": "0.001",
         "method_conf.max_norm_ratio": "20.0",
         "method_conf.privacy.mechanism": "none",
-        "model.network_conf.head_share": "0.0",
+        "model.network_conf.norm": "batch",
         "model.adapt.rank": "8",
         "training.decay": "0.9998",
         "clients_per_round": "null",

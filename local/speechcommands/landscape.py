@@ -112,8 +112,6 @@ def landscape(federation: Federation, alo: Alo, options: argparse.Namespace) -> 
         UserError: if too few clients have enough clips, a client's training diverges, or layers
             are personal.
     """
-    # Here ALO's private model is always a whole one, theta_1.
-    alo = dataclasses.replace(alo, private="model")
     if federation.personal:
         problem = "clients have personal layers, so that there is no single model"
         raise UserError(problem, path=federation.where, remedy="give one without personal layers")
@@ -197,7 +195,7 @@ def train_on(
     data, training = corpus.features("train"), corpus.training
     steps = math.ceil(epochs * client.clips / min(client.clips, training.batch_size))
     number, seed = federation.experiment.result_round() + 1, federation.experiment.seed
-    facts = {"steps": np.array([steps]), "utility": np.array([client.utility])}
+    facts = {"steps": np.array([steps])}
     rows, home = [data.clips.rows(client.name)], Private(folder, number)
     source = ClipSource(data, [client.name], rows, (seed, number), training, facts)
     unit = Unit([client.name], number, seed, home, [home])

@@ -48,7 +48,7 @@ def measure(federation: Federation, most: int, clips: int) -> dict[str, object]:
     shared = {name: value.detach().clone() for name, value in views.items()}
     kept = [one for one in experiment.clients if experiment.own(one, number + 1).has("private")]
     if not kept:
-        remedy = "give an experiment of FedKWS-UI or ALO, with private: model and a lambda"
+        remedy = "give an experiment of FedKWS-UI or ALO, with a lambda"
         raise UserError("no client has kept a private model", path=experiment.path, remedy=remedy)
     draw = generator(experiment.seed, "overfit")
     chosen = [kept[index] for index in draw.permutation(len(kept))[:most]]

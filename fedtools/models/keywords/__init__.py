@@ -91,12 +91,9 @@ def make_network(
 ) -> Network:
     """Make a network of the given options, with all of its own layers; raises a `UserError`."""
     try:
-        network = sizes.network(sizes, clients, bins, frames, classes)
-        if sizes.head_share:
-            network.split_head(clients, sizes.head_share)
+        return sizes.network(sizes, clients, bins, frames, classes)
     except ValueError as error:
         raise UserError(f"network_conf: {error}", path=where) from None
-    return network
 
 
 def sizes_of(config: Mapping[str, Any], where: str | Path) -> Sizes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtools.models.adapt.base import adapt_to
 from fedtools.models.adapt.copies import copy_of
-from fedtools.models.keywords.base import HEADS, Network
+from fedtools.models.keywords.base import Network
 
 
 def adapt_network(
@@ -16,7 +16,7 @@ def adapt_network(
 ) -> Network:
     """Return a network for several clients that starts from a base, frozen but for a part.
 
-    Trained are the parameters that `Adapt` selects outside the heads, and the heads, except with
+    Trained are the parameters that `Adapt` selects outside the head, and the head, except with
     kind "none". Frozen tensors are held once for all clients.
 
     Args:
@@ -25,11 +25,9 @@ def adapt_network(
         base, config, where: see `adapt_to`, whose errors are raised.
     """
     tensors = {name: value[0] for name, value in network.state_dict().items()}
-    heads = {name: child for name, child in network.named_children() if name in HEADS}
-    for name in heads:
-        delattr(network, name)
+    head = network.head
+    del network.head
     how = adapt_to(base, tensors, network, config, where)
-    for name, head in heads.items():
-        setattr(network, name, head)
+    network.head = head
     network.is_adapted, network.has_fixed_head = True, how.kind == "none"
     return copy_of(network, clients).requires_grad_()

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedtools.core.config import from_mapping
-from fedtools.core.errors import UserError
 from fedtools.models.keywords.base import Network
 from fedtools.models.pretrained.build import build_encoder, depth_of
 from fedtools.models.pretrained.folder import Folder, open_known
@@ -117,11 +116,6 @@ def build_pretrained(
     options = from_mapping(Pretrained, config, where)
     folder = open_known(options.path, options.sum)
     kind = FrozenHead if options.is_head_on_cache and not whole else PretrainedNetwork
-    try:
-        network = kind(folder, options, clients, classes, where)
-        if options.head_share:
-            network.split_head(clients, options.head_share)
-    except ValueError as error:
-        raise UserError(str(error), path=where) from None
+    network = kind(folder, options, clients, classes, where)
     network.requires_grad_()
     return network

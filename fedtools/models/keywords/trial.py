@@ -17,7 +17,7 @@ from torch import Tensor
 from fedtools.core.errors import UserError
 from fedtools.core.registry import line_in
 from fedtools.models.keywords import make_network, sizes_of
-from fedtools.models.keywords.base import HEADS, Network, Sizes
+from fedtools.models.keywords.base import Network, Sizes
 
 # Different numbers, so that no dimension is taken for another one.
 _CLIENTS, _CLIPS = (2, 3), 4
@@ -73,7 +73,7 @@ def _try(sizes: Sizes, where: str | Path, file: Path, shape: tuple[int, int, int
 
 def _check_tensors(network: Network, clients: int, file: Path) -> None:
     """Raise a `UserError` unless all tensors have a client dimension, and there is a head."""
-    if HEADS[0] not in dict(network.named_children()):
+    if "head" not in dict(network.named_children()):
         remedy = "set self.head = Linear(clients, values, classes), of fedtools.models.stacked"
         raise UserError("the network has no head", path=file, remedy=remedy)
     for name, value in network.state_dict().items():

@@ -36,7 +36,6 @@ class Pretrained:
         window: for Whisper, seconds; silence is appended to an utterance up to a multiple of it. In
             short windows, Whisper's decoder repeats itself unless it was trained on them. The
             default is 10 for criterion "seq2seq", and 1 otherwise.
-        head_share: for keywords, see `fedtools.models.keywords.base.Sizes`.
         specaug, specaug_conf: for speech recognition, with ESPnet's keys.
         cache_frozen: compute the outputs of the frozen layers at the bottom once, and cache them on
             disk, see `fedtools.exchange.layer_cache`.
@@ -51,7 +50,6 @@ class Pretrained:
     criterion: Literal["ctc", "seq2seq"] = "ctc"
     language: str | None = None
     window: Annotated[int, Ge(1), Le(30)] | None = None
-    head_share: Share = 0.0
     specaug: str | None = None
     specaug_conf: dict[str, Any] = field(default_factory=dict)
     cache_frozen: bool = False
