@@ -18,7 +18,8 @@ config={config}
 . {utils}/parse_options.sh
 . {utils}/recipe.sh
 exp=exp
-train_waves list train 1 0 --evaluate test
+train_waves list train 1 0 fedtools init EXP --config "${{config}}" OPTIONS '&&' \\
+    fedtools rounds EXP --nj NJ --ngpu "${{ngpu}}" --evaluate test
 echo all done
 """
 

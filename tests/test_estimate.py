@@ -86,7 +86,8 @@ set --
 for seed in 0 1; do
     tabbed "${exp}/a/seed${seed}" - --seed "${seed}" --method counting --data "train=$data"
 done | utils/waves.py "${exp}/list"
-train_waves "${exp}/list" train 1 1 --evaluate train
+train_waves "${exp}/list" train 1 1 fedtools init EXP --config "${config}" OPTIONS '&&' \
+    fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --evaluate train
 echo "all are trained"
 """
 
@@ -99,7 +100,8 @@ def test_a_recipe_prices_what_it_would_train(tmp_path):
     env |= {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
     recipe = ROOT / "egs/tedlium3/attack1"
     told = run("bash", "-c", PRICE, recipe, world, env=env).ok().out
-    one, total = told.splitlines()
+    begun, one, total = told.splitlines()
+    assert begun.startswith(f"    fedtools init {world}/exp/a/seed0 --config ")
     found = re.search(r"(\d+) rounds of ([\d.]+) s, 5 evaluations of .* ([\d.]+) minutes", one)
     assert found[1] == "4" and float(found[2]) >= ROUND
     assert one.endswith("(2 of these)")
@@ -112,4 +114,5 @@ def test_a_recipe_prices_what_it_would_train(tmp_path):
     trained = PRICE.replace("price=true", "price=false")
     run("bash", "-c", trained, recipe, world, env=env | {"SLOW": "0"}).ok()
     # There is nothing left.
-    assert run("bash", "-c", PRICE, recipe, world, env=env).ok().out == "all are trained\n"
+    told = run("bash", "-c", PRICE, recipe, world, env=env).ok().out
+    assert told == f"{begun}\nall are trained\n"

@@ -64,8 +64,11 @@ config=mini.yaml data=data exp=exp
 . {utils}/recipe.sh
 . {utils}/asr_steps.sh
 experiment exp/one - 0 base fedavg train valid | utils/waves.py list
-train_waves list train 1 0 --average own
-tabbed exp/one test --model start | decode_all decode
+train_waves list train 1 0 fedtools init EXP --config "${{config}}" OPTIONS '&&' \
+    fedtools rounds EXP --nj NJ --ngpu "${{ngpu}}" '&&' fedtools average EXP --ngpu "${{ngpu}}"
+told=false
+tabbed exp/one test --model start |
+    decode_all decode fedtools decode --lm exp/lm --config "${{config}}" --ngpu "${{ngpu}}"
 """
     )
     return script
@@ -75,16 +78,32 @@ tabbed exp/one test --model start | decode_all decode
     ("ngpu", "train", "decode"), [("0", "train", "decode"), ("1", "cuda", "cuda")]
 )
 def test_recipes_decode_on_the_gpu(recipe, ngpu, train, decode):
-    lines = run("bash", recipe, "--ngpu", ngpu).ok().out.splitlines()
+    out = run("bash", recipe, "--ngpu", ngpu).ok().out.splitlines()
+    lines = [line for line in out if not line.startswith("    ")]
     # An experiment is begun, trained and decoded, and its lists are merged.
     assert [line.split()[1] for line in lines] == ["train", train, decode, "train"]
     assert all(f"--ngpu {ngpu}" in line for line in lines[1:3])
-    assert "utils/begin.py" in lines[0]
+    init = "--seed 0 --section base --method fedavg --data train=data/train --data valid=data/valid"
+    # Of a stage, here two of them, the first command is printed.
+    assert [line for line in out if line not in lines] == [
+        f"    fedtools init exp/one --config mini.yaml {init} --asset tokens=exp/tokens",
+        f"    fedtools decode --lm exp/lm --config mini.yaml --ngpu {ngpu} --nj 2 "
+        "exp/one data/test exp/one/decode_test --job 1 --model start",
+    ]
+    assert lines[0] == (
+        "on train exp/log/train.init.log utils/begin.py --nj 2 list 1 1 "
+        "fedtools init EXP --config mini.yaml OPTIONS"
+    )
+    assert lines[1] == (
+        f"on {train} --max-jobs-run 2 JOB=1:1 exp/log/train.JOB.log "
+        f"utils/line.sh list JOB fedtools rounds EXP --nj 2 --ngpu {ngpu} && "
+        f"utils/line.sh list JOB fedtools average EXP --ngpu {ngpu}"
+    )
     assert "fedtools merge-nbest" in lines[3]
     assert lines[2] == (
         f"on {decode} --max-jobs-run 2 JOB=1:2 exp/log/decode.JOB.log utils/line.sh "
-        f"exp/log/decode.list JOB fedtools decode --lm exp/lm --config mini.yaml --nj 2 "
-        f"--ngpu {ngpu}"
+        f"exp/log/decode.list JOB fedtools decode --lm exp/lm --config mini.yaml --ngpu {ngpu} "
+        "--nj 2"
     )
     assert (recipe.parent / "exp/log/decode.list").read_text().splitlines() == [
         f"exp/one\tdata/test\texp/one/decode_test\t--job\t{part}\t--model\tstart" for part in (1, 2)

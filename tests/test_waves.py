@@ -98,8 +98,26 @@ def test_the_words_of_a_line_arrive_as_they_are(tmp_path_factory, words):
     folder = tmp_path_factory.getbasetemp()
     (folder / "lines").write_text("other\t-\n" + "\t".join(words) + "\nother\t-\n")
     program = "import os, sys; print(*(os.fsencode(word).hex() for word in sys.argv[1:]), sep=':')"
-    shown = run(LINE, folder / "lines", "2", sys.executable, "-c", program, "first").ok()
-    assert shown.out == ":".join(word.encode().hex() for word in ("first", *words)) + "\n"
+    command = [sys.executable, "-c", program, "first"]
+    shown = run(LINE, folder / "lines", "2", *command).ok()
+    head, said = shown.out.splitlines()
+    assert said == ":".join(word.encode().hex() for word in ("first", *words))
+    # The log begins with the command, which a shell reads as it was.
+    told = run(LINE, "-n", folder / "lines", "2", *command).ok().out
+    assert told == f"   {head.removeprefix('#')}\n"
+    again = run("bash", "-c", head.removeprefix("# "), cold=True).ok()
+    assert again.out == f"{said}\n"
+
+
+def test_a_command_names_the_words_of_an_experiment(tmp_path):
+    (tmp_path / "list").write_text("1\texp/a b\texp/c exp/d\t--set\tx=1 2\t--seed\t3\n")
+    show = [sys.executable, "-c", "import sys; print(sys.argv[1:])"]
+    words = ["init", "EXP", "--config", "c.yaml", "OPTIONS", "--out", "EXP/out"]
+    shown = run(LINE, "list", "1", *show, *words, cwd=tmp_path).ok().out.splitlines()[1]
+    assert shown == str(["init", "exp/a b", "--config", "c.yaml", "--set", "x=1 2", "--seed", "3",
+                         "--out", "EXP/out"])  # fmt: skip
+    shown = run(LINE, "list", "1", *show, "rounds", "EXP", cwd=tmp_path).ok().out.splitlines()[1]
+    assert shown == str(["rounds", "exp/a b"])
 
 
 def test_a_line_that_fails_is_named(tmp_path):
@@ -181,7 +199,9 @@ def test_a_list_goes_on_without_what_was_wrong_over_ranks_too(recipe, world):
     before = contents([*recipe.glob("exp/good/**/*.safetensors")])
     order(recipe, bad.replace("training.nope=1", "rounds=1") + later + good).ok()
     (recipe / "cmd.sh").write_text('train_cmd=utils/run.py rounds_cmd="utils/run.py --ntasks 2"\n')
-    assert run("bash", recipe / "run.sh").ok().out == "all done\n"
+    told, done_at_last = run("bash", recipe / "run.sh").ok().out.splitlines()
+    assert told.startswith("    fedtools init exp/bad/seed0 --config ")
+    assert done_at_last == "all done"
     assert contents([*recipe.glob("exp/good/**/*.safetensors")]) == before
     assert (recipe / "exp/bad/seed0/round_0002/global.safetensors").exists()
     final = recipe / "exp/the later/round_0003/global.safetensors"

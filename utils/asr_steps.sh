@@ -5,6 +5,8 @@
 
 # Options of extract-features, merge-features and score, in addition to the directories.
 feature_options=() merge_options=() score_options=()
+# Language model of decode, from take_pretrained.
+lm=()
 # Whether models have their own decoder, and so their own tokens and language model.
 seq2seq=false
 # Sets whose N-best lists the caller decodes for tuning; none for models with their own decoder.
@@ -16,7 +18,7 @@ setting() { fedtools config "${config}" "$1"; }
 extract_features() { # sets...
     local set
     for set in "$@"; do
-        ${train_cmd} "JOB=1:${nj}" "${dump}/${set}/log/extract.JOB.log" \
+        job "${train_cmd} JOB=1:${nj}" "${dump}/${set}/log/extract.JOB.log" \
             fedtools extract-features "${data}/${set}" "${dump}/${set}" --job JOB --nj "${nj}" \
             "${feature_options[@]}"
     done
@@ -25,9 +27,9 @@ extract_features() { # sets...
     show features
 }
 
-# Set the options that a pretrained model needs; for other configurations, change nothing.
-take_pretrained() { # sets pretrained, tokens, seq2seq, tuned, feature_options, score_options
-    tokens=${exp}/tokens
+# Set the options that a pretrained model needs, or those of other models.
+take_pretrained() { # sets pretrained, tokens, seq2seq, tuned, lm, feature_options, score_options
+    tokens=${exp}/tokens lm=(--lm "${exp}/lm")
     fetch_pretrained "${config}"
     await_pretrained
     [ -n "${pretrained}" ] || return 0
@@ -35,17 +37,17 @@ take_pretrained() { # sets pretrained, tokens, seq2seq, tuned, feature_options, 
     # Whisper writes capitals, punctuation and digits.
     score_options=(--text-rule spoken)
     # shellcheck disable=SC2034  # the caller uses tokens and tuned
-    [ "$(setting model.criterion)" != seq2seq ] || seq2seq=true tokens=${pretrained} tuned=()
+    [ "$(setting model.criterion)" != seq2seq ] || seq2seq=true tokens=${pretrained} tuned=() lm=()
 }
 
 # Train an n-gram, for which a build in the background must have ended.
 train_lm() { # arguments of fedtools train-lm
     utils/build_kenlm.sh
-    fedtools train-lm "$@"
+    run fedtools train-lm "$@"
 }
 
 train_units() { # set to train tokens and n-gram on, --valid TEXT...: to report perplexities of
-    fedtools train-tokens "${data}/$1/text" "${exp}/tokens" \
+    run fedtools train-tokens "${data}/$1/text" "${exp}/tokens" \
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
     train_lm "${data}/$1/text" "${exp}/lm" --order "$(setting lm.order)" "${@:2}"
 }
@@ -59,9 +61,9 @@ experiment() { # folder, folder it waits for or -, seed, section of the config, 
 
 # Make N-best lists of all utterances of several sets, as one array. If there are fewer sets than --nj,
 # each is cut into parts, so that there are at least --nj jobs.
-decode_all() { # name of the logs; on standard input, lines with tabs: experiment, set, options
-    local lines line words part parts lm=(--lm "${exp}/lm")
-    ! "${seq2seq}" || lm=()
+decode_all() { # name of the logs, command that decodes...; on standard input, lines with tabs:
+               # experiment, set, options
+    local lines line words part parts
     mapfile -t lines
     parts=$(((nj + ${#lines[@]} - 1) / ${#lines[@]}))
     for line in "${lines[@]}"; do
@@ -70,8 +72,7 @@ decode_all() { # name of the logs; on standard input, lines with tabs: experimen
             tabbed "${words[0]}" "${data}/${words[1]}" "${words[0]}/decode_${words[1]}" \
                 --job "${part}" "${words[@]:2}"
         done
-    done | each "${decode_cmd}" "$1" fedtools decode "${lm[@]}" --config "${config}" \
-        --nj "${parts}" --ngpu "${ngpu}"
+    done | each "${decode_cmd}" "$1" "${@:2}" --nj "${parts}"
     for line in "${lines[@]}"; do
         mapfile -t -d $'\t' words < <(printf '%s\t' "${line}")
         tabbed "${words[0]}/decode_${words[1]}" "${data}/${words[1]}"

@@ -20,7 +20,31 @@ cpu_cmd=${train_cmd}
 shopt -s lastpipe
 
 log() { echo "$(date '+%Y-%m-%d %H:%M:%S') $*"; }
-begins() { [ "${stage}" -le "$1" ] && [ "${stop_stage}" -ge "$1" ]; }
+
+# Whether a stage is to run. Of its commands, the first one is printed.
+begins() { # stage
+    told=false
+    [ "${stage}" -le "$1" ] && [ "${stop_stage}" -ge "$1" ]
+}
+
+# Print a command, unless the stage has printed one.
+told=false
+tell() { # command that prints it...
+    "${told}" || "$@"
+    told=true
+}
+
+# Run a command here, or as a job; array and each run one for each line of a list.
+run() { # command...
+    tell printf '   %s\n' "$(printf ' %q' "$@")"
+    "$@"
+}
+
+job() { # command of cmd.sh, log, command...
+    local words=("${@:3}")
+    tell printf '   %s\n' "$(printf ' %q' "${words[@]/%JOB/1}")"
+    $1 "${@:2}"
+}
 
 # Set options that the command line has left empty to the values of a YAML; values of a list are
 # separated by spaces. An option has the name of the last part of its key, unless a name is given.
@@ -155,12 +179,17 @@ tabbed() { # words...
     printf '%s\n' "${line:1}"
 }
 
-# Run an array with a job for each line of a list, --nj at a time: the command followed by the line's
-# words.
+# Run an array with a job for each line of a list, --nj at a time: the command with the line's words,
+# see line.sh. After '&&', as in a shell, follows another one.
 array() { # command of cmd.sh, log, list, its first and last line (0: to the end), command...
-    local last=$5
+    local last=$5 word line=(utils/line.sh "$3" JOB)
+    tell utils/line.sh -n "$3" "$4" "${@:6}"
+    for word in "${@:6}"; do
+        line+=("${word}")
+        [ "${word}" != '&&' ] || line+=(utils/line.sh "$3" JOB)
+    done
     [ "${last}" -gt 0 ] || last=$(wc -l <"$3")
-    $1 --max-jobs-run "${nj}" "JOB=$4:${last}" "$2" utils/line.sh "$3" JOB "${@:6}"
+    $1 --max-jobs-run "${nj}" "JOB=$4:${last}" "$2" "${line[@]}"
 }
 
 # Do the same for the lines of standard input; do nothing if there are none.
@@ -204,29 +233,46 @@ place_pictures() { # folder, start of their new names, pictures of an earlier ru
 
 printed() { sed '/^#/d' "$@"; } # logs
 
-# Train the experiments of a list that waves.py made, those of a wave in parallel. If a wave has fewer
-# experiments than --nj, the clients of each train in parallel too. All experiments of a wave are begun
-# before one of them trains, and experiments of later waves that an earlier run has begun are checked
-# first of all, so that changed options are reported at once and not after hours.
-train_waves() { # list, name of the logs, first and last wave (0: to the end), options of train.sh
-    local waves first last=0
+# Train the experiments of a list that waves.py made, those of a wave in parallel, by commands with '&&'
+# between them: init, rounds, and average or none. In these, EXP is an experiment's folder, OPTIONS are
+# its options in the list, and NJ is its share of --nj: if a wave has fewer experiments, the clients of
+# each train in parallel too. A killed experiment continues. All experiments of a wave are begun before
+# one of them trains, and experiments of later waves that an earlier run has begun are checked first of
+# all, so that changed options are reported at once and not after hours.
+train_waves() { # list, name of the logs, first and last wave (0: to the end), commands...
+    local waves first last=0 name=${exp}/log/$2 init
     [ -s "$1" ] || fail 1 "$1: no experiments"
     mkdir -p "${exp}/log"
-    begun "$1" "$3" >"${exp}/log/$2.begun.list"
-    begin "${exp}/log/$2.begun.log" "${exp}/log/$2.begun.list" 1 0
+    mapfile -d '' -t init < <(part 1 "${@:5}")
+    begun "$1" "$3" >"${name}.begun.list"
+    begin "${name}.begun.log" "${name}.begun.list" 1 0 "${init[@]}"
     mapfile -t waves < <(cut -f 1 "$1")
     while [ "${last}" -lt ${#waves[@]} ]; do
         first=$((last + 1)) last=$((last + 1))
         while [ "${waves[last]-}" = "${waves[first - 1]}" ]; do last=$((last + 1)); done
         [ "${waves[first - 1]}" -ge "$3" ] || continue
         [ "$4" -eq 0 ] || [ "${waves[first - 1]}" -le "$4" ] || continue
-        train_wave "$1" "${exp}/log/$2.JOB.log" "${first}" "${last}" "${@:5}"
+        tell utils/line.sh -n "$1" "${first}" "${init[@]}"
+        begin "${name}.init.log" "$1" "${first}" "${last}" "${init[@]}"
+        train_wave "$1" "${name}.JOB.log" "${first}" "${last}" "${@:5}"
+    done
+}
+
+# Print the words of one of several commands, each word with a zero byte at its end.
+part() { # number of the command, commands...
+    local word number=1
+    for word in "${@:2}"; do
+        if [ "${word}" = '&&' ]; then
+            number=$((number + 1))
+        elif [ "${number}" -eq "$1" ]; then
+            printf '%s\0' "${word}"
+        fi
     done
 }
 
 # With --price true: print how long the rounds take that a wave has left, and exit if it has any. Of
 # experiments that differ only in the last part of their path, the seed, one is timed.
-price_wave() { # list, logs, its first and last line, options of train.sh
+price_wave() { # list, logs, its first and last line, command that runs rounds...
     local name log rounds row firsts=() said total=0
     local one=(fedtools rounds --estimate --nj "${nj}" --ngpu "${ngpu}")
     local -A number=()
@@ -266,25 +312,29 @@ begun() { # list, wave
 }
 
 # Begin the experiments of some lines of a list that waves.py made, and repeat each warning once.
-begin() { # log, list, its first and last line (0: to the end)
+begin() { # log, list, its first and last line (0: to the end), command that begins one...
     [ -s "$2" ] || return 0
-    ${cpu_cmd} "$1" utils/begin.py --nj "${nj}" "${config}" "${@:2}"
+    ${cpu_cmd} "$1" utils/begin.py --nj "${nj}" "${@:2}"
     printed "$1" | awk '!seen[$0]++' >&2
 }
 
-train_wave() { # list, logs, its first and last line, options of train.sh
-    local job wide=$(($4 - $3 + 1)) one=(utils/train.sh "${@:5}")
-    one+=(--ngpu "${ngpu}" --nj "$((nj > wide ? nj / wide : 1))")
-    begin "${2/JOB/init}" "$1" "$3" "$4"
-    ! "${price:-false}" || price_wave "$@"
+train_wave() { # list, logs, its first and last line, commands...
+    local at job training averaging wide=$(($4 - $3 + 1))
+    mapfile -d '' -t training < <(part 2 "${@:5}")
+    mapfile -d '' -t averaging < <(part 3 "${@:5}")
+    for at in "${!training[@]}"; do
+        [ "${training[at]}" != NJ ] || training[at]=$((nj > wide ? nj / wide : 1))
+    done
+    ! "${price:-false}" || price_wave "${@:1:4}" "${training[@]}"
     if [ -z "${rounds_cmd:-}" ]; then
-        array "${train_cmd}" "$2" "$1" "$3" "$4" "${one[@]}" --steps "rounds average"
+        [ ${#averaging[@]} = 0 ] || training+=('&&' "${averaging[@]}")
+        array "${train_cmd}" "$2" "$1" "$3" "$4" "${training[@]}"
         return
     fi
     # One experiment after the other, each in all processes that cmd.sh asks for.
     for job in $(seq "$3" "$4"); do
-        ${rounds_cmd} "${2/JOB/"${job}"}" utils/line.sh "$1" "${job}" "${one[@]}" --steps rounds
-        [[ " $* " != *" --average "* ]] || ${train_cmd} "${2/JOB/average."${job}"}" \
-            utils/line.sh "$1" "${job}" "${one[@]}" --steps average
+        ${rounds_cmd} "${2/JOB/"${job}"}" utils/line.sh "$1" "${job}" "${training[@]}"
+        [ ${#averaging[@]} = 0 ] ||
+            ${train_cmd} "${2/JOB/average."${job}"}" utils/line.sh "$1" "${job}" "${averaging[@]}"
     done
 }

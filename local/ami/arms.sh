@@ -30,7 +30,7 @@ arm_ngrams() {
     local arm text
     log "Stage 3: tokens, n-grams of ${arms}"
     local/chat.sh "${chat}"
-    fedtools train-tokens "${data}/train/text" "${exp}/tokens" \
+    run fedtools train-tokens "${data}/train/text" "${exp}/tokens" \
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
     for arm in ${arms}; do
         text_of "${arm}"
@@ -136,7 +136,7 @@ privacy_arm() { # uses arm, whose folder is exp
 }
 
 report_arms() {
-    local/arms.py "${exp}/arms" "${results}" --arms "${arms}" --seeds "${seeds}" \
+    run local/arms.py "${exp}/arms" "${results}" --arms "${arms}" --seeds "${seeds}" \
         --rounds "${most}" --section "${section}" --corpus "${corpus_name}" --release "${release}" \
         --experiment "${exp}/am/seed${am_seed}" "${mini[@]}" --command "${command_line% }"
     log "Stage 10: wrote ${results}"

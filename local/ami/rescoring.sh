@@ -6,12 +6,11 @@
 
 of_seed() { seed=$1 am=${exp}/am/seed$1 nnlm=${exp}/nnlm/seed$1; }
 
-train_nnlms() {
+train_nnlms() { # command that trains one...
     local seed set
     log "Stage 6: the neural language models, ${exp}/nnlm"
     for seed in ${seeds}; do tabbed "${exp}/nnlm/seed${seed}" --seed "${seed}"; done |
-        each "${train_cmd}" nnlm fedtools train-nnlm "${text[@]}" --config "${config}" \
-            --valid "${data}/dev/text" --ngpu "${ngpu}"
+        each "${train_cmd}" nnlm "$@"
     for seed in ${seeds}; do
         for set in dev eval; do tabbed "${seed}" "${set}" "${set}"; done
     done | rescore
@@ -166,14 +165,14 @@ tune_words() {
 bonuses_of() { [ "$(wc -l <"${nnlm}/stream_dev/phrases.tsv")" -le 1 ] || echo "${bonuses}"; }
 
 # Run the federations of table 2, on files, and score their clients' rescored utterances.
-federate() {
+federate() { # commands, as for train_waves...
     local seed am nnlm path list=${exp}/log/fmp.list
     log "Stage 8: federations, ${list}"
     for seed in ${seeds}; do
         of_seed "${seed}"
         federations
     done | utils/waves.py "${list}"
-    config=conf/fmp.yaml train_waves "${list}" fmp 1 0
+    train_waves "${list}" fmp 1 0 "$@"
     cut -f 2 "${list}" | while read -r path; do tabbed "${path}" eval; done | best_of
     if [ "${dp}" != none ]; then
         for seed in ${seeds}; do tabbed "${exp}/${private}/seed${seed}"; done |
@@ -224,7 +223,8 @@ fine_tune() { # on standard input, lines with tabs: experiment, set, seed, rate
             --asset "weights=${nnlm}" --start "${nnlm}/model.safetensors" \
             --set "rounds=${most}" --set "training.optim_conf.lr=${rate}"
     done <<<"${lines}" | utils/waves.py "${list}"
-    config=${finetuning} train_waves "${list}" finetune 1 0
+    train_waves "${list}" finetune 1 0 fedtools init EXP --config "${finetuning}" OPTIONS '&&' \
+        fedtools rounds EXP --nj NJ --ngpu "${ngpu}"
     best_of <<<"${lines}"
 }
 
@@ -251,7 +251,8 @@ favour_words() { # on standard input, lines with tabs: seed, set, bonus, folder 
         ln -sfn "${set}" "${data}/${set}_listed${bonus}"
         tabbed "${am}" "${set}_listed${bonus}" --phrases "${nnlm}/stream_${set}/phrases.tsv" \
             --bonus "${bonus}"
-    done <<<"${lines}" | decode_all words
+    done <<<"${lines}" |
+        decode_all words fedtools decode --lm "${exp}/lm" --config "${config}" --ngpu "${ngpu}"
     while IFS=$'\t' read -r seed set bonus out; do
         of_seed "${seed}"
         favoured=${am}/decode_${set}_listed${bonus}
@@ -264,7 +265,7 @@ favour_words() { # on standard input, lines with tabs: seed, set, bonus, folder 
 }
 
 # Run the sweeps of tables 3 and 4: other settings, on the same stored scores.
-sweep() {
+sweep() { # command for each sweep...
     local seed am nnlm
     log "Stage 9: ${exp}/sweeps"
     # With a bonus of 0 the first pass would give the same lists as before.
@@ -276,7 +277,7 @@ sweep() {
     for seed in ${seeds}; do
         of_seed "${seed}"
         sweeps
-    done | each "${cpu_cmd}" sweep fedtools rescore-sweep
+    done | each "${cpu_cmd}" sweep "$@"
     show sweep
 }
 

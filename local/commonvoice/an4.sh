@@ -35,7 +35,7 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag} baseline=exp/${tag}/baseline
 
 if begins 1; then
     log "Stage 1: data directories in ${data}, features in ${dump}"
-    fedtools subset-data "${an4}/train" "${data}/valid" --speakers 8 --rest "${data}/train"
+    run fedtools subset-data "${an4}/train" "${data}/valid" --speakers 8 --rest "${data}/train"
     fedtools subset-data "${an4}/test" "${data}/test" --speakers 10
     fedtools perturb-speed "${data}/train" "${data}/train_sp" --speeds "${speeds}"
     for set in train_sp valid test; do
@@ -53,12 +53,15 @@ if begins 3; then
     log "Stage 3: training"
     experiment "${baseline}" - "${seed}" baseline centralized train_sp valid |
         utils/waves.py "${exp}/experiments"
-    train_waves "${exp}/experiments" train 1 0 --evaluate valid --average own
+    train_waves "${exp}/experiments" train 1 0 fedtools init EXP --config "${config}" OPTIONS '&&' \
+        fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --evaluate valid '&&' \
+        fedtools average EXP --ngpu "${ngpu}"
 fi
 
 if begins 4; then
     log "Stage 4: decoding"
-    for set in valid test; do tabbed "${baseline}" "${set}"; done | decode_all decode
+    for set in valid test; do tabbed "${baseline}" "${set}"; done |
+        decode_all decode fedtools decode --lm "${exp}/lm" --config "${config}" --ngpu "${ngpu}"
     tune valid <<<"${baseline}"
     for set in valid test; do tabbed "${baseline}" "decode_${set}" "${set}"; done | score score
 fi

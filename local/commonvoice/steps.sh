@@ -15,7 +15,7 @@ label_train() {
     log "Stage 5: the baselines' labels of ${trained}"
     for path in $(listed baselines); do
         for set in "${tuned[@]}" "${trained}"; do tabbed "${path}" "${set}"; done
-    done | decode_all labels
+    done | decode_all labels "${decode[@]}"
     listed baselines | tune valid
     for path in $(listed baselines); do
         weights=(--weights "${path}/weights.yaml")
@@ -35,7 +35,7 @@ label_train() {
 tune_server() {
     local path
     log "Stage 5: weights of the servers' search"
-    for path in $(listed baselines); do tabbed "${path}" server_valid; done | decode_all server
+    for path in $(listed baselines); do tabbed "${path}" server_valid; done | decode_all server "${decode[@]}"
     for path in $(listed baselines); do
         tabbed "${path}/decode_server_valid" "${data}/server_valid" "${path}/server_weights.yaml"
     done | each "${cpu_cmd}" server.tune fedtools tune
@@ -66,7 +66,7 @@ score_sets() {
 }
 
 # Attack the features that DecoupleFL's clients send.
-attack_features() {
+attack_features() { # command for each experiment...
     local wave path name picture drawn merged=() attacks=${exp}/log/attacks
     mkdir -p "${exp}/log"
     local/experiments.py sending "${chosen[@]}" >"${attacks}.sending"
@@ -75,9 +75,7 @@ attack_features() {
         awk -F '\t' -v OFS='\t' -v wave="${wave}" '$1 == wave { print $2, $2 "/attacks" }' \
             "${attacks}.sending" >"${attacks}${wave}.list"
         [ ! -s "${attacks}${wave}.list" ] || array "${train_cmd}" "${attacks}${wave}.JOB.log" \
-            "${attacks}${wave}.list" 1 0 fedtools attack features --ngpu "${ngpu}" --config "${config}" \
-            --server-data "${data}/server_train${sp}" --decoders "${exp}/decoders" \
-            --text "${data}/${trained}/text"
+            "${attacks}${wave}.list" 1 0 "$@"
     done
     while IFS=$'\t' read -r _ path name picture; do
         merged+=("${name}=${path}/attacks/attacks.tsv")
@@ -89,13 +87,13 @@ attack_features() {
     fedtools attack merge "${exp}/attacks.tsv" "${merged[@]}"
 }
 
-cross() {
+cross() { # command for each system...
     local named one merged=()
     log "Stage 8: each client's model on each client's data"
     named=$(local/experiments.py cross "${chosen[@]}")
     while IFS= read -r one; do merged+=("${one##*=}/cross.tsv"); done <<<"${named}"
     while IFS= read -r one; do tabbed "${data}/test" "${one##*=}/cross.tsv" "${one}"; done <<<"${named}" |
-        each "${train_cmd}" cross fedtools cross --ngpu "${ngpu}"
+        each "${train_cmd}" cross "$@"
     fedtools merge-cross "${exp}/cross.tsv" "${merged[@]}" --plot "${drawings}/cross.png"
 }
 
@@ -104,7 +102,7 @@ cross() {
 newcomers() {
     local epochs part path wide set=${data}/test
     epochs=$(setting newcomers.epochs)
-    fedtools subset-data "${set}" "${set}_first" --first "${newcomer_seconds}" --rest "${set}_rest"
+    run fedtools subset-data "${set}" "${set}_first" --first "${newcomer_seconds}" --rest "${set}_rest"
     for part in first rest; do
         fedtools partition "${set}_${part}" "${set}_${part}_spk" --scheme map --by utt2spk
     done
@@ -118,7 +116,7 @@ newcomers() {
     for path in $(listed systems); do
         tabbed "${path}" test_rest
         tabbed "${path}/newcomers" test_rest_spk --model "round:${epochs}"
-    done | decode_all newcomers
+    done | decode_all newcomers "${decode[@]}"
     for path in $(listed systems); do
         for part in decode_test_rest newcomers/decode_test_rest_spk; do
             tabbed "${path}" "${part}" test_rest

@@ -49,13 +49,3 @@ attack_a1() {
     done | each "${cpu_cmd}" a1 fedtools attack
     show a1
 }
-
-attack_a2() {
-    local layer
-    log "Stage 8: attack A2, hidden layers ${layers}"
-    for layer in ${layers}; do
-        tabbed "${exp}/part1" "${exp}/part2" "${exp}/a2" --layer "${layer}"
-    done | each "${train_cmd}" a2 fedtools attack a2 --indicator "${data}/indicator${iv}" \
-        --models "${data}/models.tsv" --seed "${seed}" --config "${config}" --ngpu "${ngpu}"
-    show a2
-}

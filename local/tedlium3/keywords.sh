@@ -26,7 +26,8 @@ tabbed "${exp}" - --section "networks.${network}" --section methods.fedavg --met
     --data "train=${clips}/train" --data "valid=${clips}/valid" --seed "${seed}" \
     --set clients_per_round=null --set keep_updates=true --set "rounds=${rounds}" |
     utils/waves.py "${out}/experiments"
-train_waves "${out}/experiments" train 1 0 --evaluate valid
+train_waves "${out}/experiments" train 1 0 fedtools init EXP --config "${config}" OPTIONS '&&' \
+    fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --evaluate valid
 
 models=()
 if [ -n "${spk2gender}" ]; then

@@ -105,12 +105,12 @@ if begins 1; then
     log "Stage 1: data directories in ${data}"
     prepare=(local/prepare.py --client "${clients}" --max-drop "${max_drop}")
     if [ "${speech}" = synthetic ]; then
-        "${prepare[@]}" "${corpus}" "${data}/text" --speech synthetic
+        run "${prepare[@]}" "${corpus}" "${data}/text" --speech synthetic
         read -r -a meetings <<<"${dev_meetings}"
         local/speak.py "${data}/text" "${data}" --nj "${nj}" --dev "${meetings[@]}"
     else
-        [ -n "${AMI}" ] || local/mini.py downloads
-        "${prepare[@]}" "${corpus}" "${data}"
+        [ -n "${AMI}" ] || run local/mini.py downloads
+        run "${prepare[@]}" "${corpus}" "${data}"
     fi
     for set in train dev eval; do utils/validate_data_dir.py --no-feats "${data}/${set}"; done
 fi
@@ -130,7 +130,7 @@ if begins 3 && [ -n "${arms}" ]; then
     arm_ngrams
 elif begins 3; then
     log "Stage 3: tokens and n-gram"
-    fedtools train-tokens "${data}/train/text" "${exp}/tokens" \
+    run fedtools train-tokens "${data}/train/text" "${exp}/tokens" \
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
     train_lm "${text[@]}" "${exp}/lm" --order "${order}" \
         --valid "${data}/dev/text" --valid "${data}/eval/text"
@@ -141,7 +141,10 @@ if begins 4; then
     for seed in ${am_seeds}; do
         experiment "${exp}/am/seed${seed}" - "${seed}" baseline centralized train dev
     done | utils/waves.py "${exp}/experiments"
-    train_waves "${exp}/experiments" train 1 0 --evaluate valid --average own
+    # utils/recipe.sh says what EXP, OPTIONS and NJ stand for.
+    train_waves "${exp}/experiments" train 1 0 fedtools init EXP --config "${config}" OPTIONS '&&' \
+        fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --evaluate valid '&&' \
+        fedtools average EXP --ngpu "${ngpu}"
 fi
 
 if [ -n "${arms}" ]; then
@@ -158,22 +161,28 @@ if begins 5; then
     log "Stage 5: N-best lists by ${exp}/am"
     for seed in ${seeds}; do
         for set in dev eval; do tabbed "${exp}/am/seed${seed}" "${set}"; done
-    done | decode_all decode
+    done | decode_all decode fedtools decode --lm "${exp}/lm" --config "${config}" --ngpu "${ngpu}"
     for seed in ${seeds}; do echo "${exp}/am/seed${seed}"; done | tune dev
     for seed in ${seeds}; do tabbed "${exp}/am/seed${seed}" decode_eval eval; done | score score
 fi
 
-if begins 6; then train_nnlms; fi
+if begins 6; then
+    train_nnlms fedtools train-nnlm "${text[@]}" --config "${config}" \
+        --valid "${data}/dev/text" --ngpu "${ngpu}"
+fi
 
 if begins 7; then tune_weights; fi
 
-if begins 8; then federate; fi
+if begins 8; then
+    federate fedtools init EXP --config conf/fmp.yaml OPTIONS '&&' \
+        fedtools rounds EXP --nj NJ --ngpu "${ngpu}"
+fi
 
-if begins 9; then sweep; fi
+if begins 9; then sweep fedtools rescore-sweep; fi
 
 if begins 10; then
     [ "${dp}" = none ] && named=() || named=(--private "${private}")
-    local/report.py "${exp}" "${data}/eval" "${results}" --seeds "${seeds}" \
+    run local/report.py "${exp}" "${data}/eval" "${results}" --seeds "${seeds}" \
         --rounds "${rounds}" "${named[@]}" --section "${section}" "${mini[@]}" \
         --corpus "${corpus_name}" --release "${release}" --command "${command_line% }"
     write_cards "${exp}" "${results}" "${seeds%% *}"

@@ -92,7 +92,7 @@ pictures=${results%.md}-${tag}    # next to the page
 drawings=${exp}/pictures          # of stage 8
 [ "${clients}" = accent ] && plain=train || plain=train_spk
 # If clients are speakers, test speakers are not clients: no client's own model is used for decoding.
-[ "${clients}" = accent ] && average=own || average=shared
+[ "${clients}" = accent ] && own=() || own=(--shared)
 merge_options=(--max-drop "${max_drop}")
 sp=${speeds:+_sp} trained=${plain}${speeds:+_sp}    # suffix of perturbed data; clients' data
 say_estimate "${mini[*]:+${config}}" "Speech recognition on ${release} by ${methods} (seeds ${seeds})"
@@ -118,8 +118,9 @@ check_kept "${exp}" "--clients ${clients}${speeds:+" --speeds ${speeds}"}" 2 cli
 
 if begins 1; then
     log "Stage 1: data directories in ${data}"
-    [ -n "${COMMONVOICE}" ] || local/mini.py "${corpus%/*/*}" ${mini_tests:+--tests "${mini_tests}"}
-    local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}" --nj "${nj}"
+    [ -n "${COMMONVOICE}" ] ||
+        run local/mini.py "${corpus%/*/*}" ${mini_tests:+--tests "${mini_tests}"}
+    run local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}" --nj "${nj}"
     for set in {server_,}{train,valid,test}; do
         utils/validate_data_dir.py --no-feats "${data}/${set}"
     done
@@ -128,9 +129,9 @@ fi
 if begins 2; then
     log "Stage 2: features in ${dump}"
     [ "${clients}" = accent ] ||
-        fedtools partition "${data}/train" "${data}/${plain}" --scheme map --by utt2spk
+        run fedtools partition "${data}/train" "${data}/${plain}" --scheme map --by utt2spk
     for set in ${sp:+server_train "${plain}"}; do
-        fedtools perturb-speed "${data}/${set}" "${data}/${set}${sp}" --speeds "${speeds}"
+        run fedtools perturb-speed "${data}/${set}" "${data}/${set}${sp}" --speeds "${speeds}"
     done
     extract_features "server_train${sp}" "${trained}" {server_,}{valid,test}
 fi
@@ -140,24 +141,30 @@ if begins 3 && ! "${seq2seq}"; then
     train_units server_train --valid "${data}/server_valid/text" --valid "${data}/valid/text"
 fi
 
+# For each experiment of the list; utils/recipe.sh says what EXP, OPTIONS and NJ stand for.
+train=(fedtools init EXP --config "${config}" OPTIONS '&&'
+    fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --evaluate valid '&&'
+    fedtools average EXP --ngpu "${ngpu}" "${own[@]}")
+decode=(fedtools decode "${lm[@]}" --config "${config}" --ngpu "${ngpu}")
+
 # Later stages do not write the list: they may run with other methods while an array still reads it.
 if begins 4 || begins 5; then utils/waves.py "${list}" <<<"${planned}"; fi
 
 if begins 4; then
     log "Stage 4: the baseline, ${exp}/baseline; logs in ${exp}/log"
-    train_waves "${list}" train 1 1 --evaluate valid --average "${average}"
+    train_waves "${list}" train 1 1 "${train[@]}"
 fi
 
 if begins 5; then
     [[ ${planned} != *_fixed_seed* ]] || label_train
     [[ ${planned} != *weights=* ]] || tune_server
     log "Stage 5: the systems that start from the baseline, $(listed systems | wc -l) of ${list}"
-    train_waves "${list}" train 2 0 --evaluate valid --average "${average}"
+    train_waves "${list}" train 2 0 "${train[@]}"
 fi
 
 if begins 6; then
     log "Stage 6: N-best lists by $(listed all | wc -l) experiments"
-    decode_sets | decode_all decode
+    decode_sets | decode_all decode "${decode[@]}"
     listed all | tune valid
 fi
 
@@ -166,15 +173,17 @@ if begins 7; then score_sets; fi
 if begins 8; then
     rm -rf "${exp}/cross.tsv" "${drawings}"
     mkdir -p "${drawings}"
-    [ "${attacks}" = false ] || attack_features
-    if [ "${clients}" = accent ]; then cross; else newcomers; fi
+    [ "${attacks}" = false ] || attack_features fedtools attack features --ngpu "${ngpu}" \
+        --config "${config}" --server-data "${data}/server_train${sp}" --decoders "${exp}/decoders" \
+        --text "${data}/${trained}/text"
+    if [ "${clients}" = accent ]; then cross fedtools cross --ngpu "${ngpu}"; else newcomers; fi
 fi
 
 if begins 9; then
     place_pictures "${drawings}" "${pictures}" "${pictures}"-{cross,tsne-*}.png
     rows=$(local/rows.py "${chosen[@]}" --pictures "${pictures}")
     mapfile -t rows <<<"${rows}"
-    fedtools report "${results}" --section "${section}" --corpus "${corpus_name}" \
+    run fedtools report "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${pictures}.png" \
         --published "Zhu et al. 2022, table 3=conf/published.tsv" --command "${command_line% }"
     write_cards "${exp}" "${results}" "${seeds%% *}"

@@ -130,13 +130,13 @@ if begins 1; then
     log "Stage 1: data directories in ${data}"
     keep_options "${exp}" "${corpora}${options[*]}"
     case ${made} in
-        own) local/unpack_corpus.py corpus "${corpus}" ;;
-        mini) local/mini.py downloads ;;
+        own) run local/unpack_corpus.py corpus "${corpus}" ;;
+        mini) run local/mini.py downloads ;;
     esac
     [[ ${tasks} = *" "* ]] || options+=(--task "${tasks}")
     # Not among the options above, because the other sets do not depend on it.
     options+=("${alone[@]}")
-    local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}" \
+    run local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}" \
         ${SPEECHCOMMANDS_TEST:+--test-archive "${SPEECHCOMMANDS_TEST}"}
     for set in "${sets[@]}"; do utils/validate_data_dir.py --no-feats "${data}/${set}"; done
 fi
@@ -162,7 +162,7 @@ if begins 3; then
     utils/waves.py "${list}" <<<"${planned}"
     log "Stage 3: the list of $(wc -l <"${list}") experiments, ${list}"
     if "${price}"; then
-        ${train_cmd} "${exp}/log/price.log" local/price.py "${list}" \
+        job "${train_cmd}" "${exp}/log/price.log" local/price.py "${list}" \
             --config "${config}" --ngpu "${ngpu}" --nj "${nj}"
         printed "${exp}/log/price.log"
         exit
@@ -172,18 +172,20 @@ fi
 if begins 4; then
     [ -s "${list}" ] || fail 1 "${list}: no experiments; run --stage 3"
     log "Stage 4: training the $(wc -l <"${list}") experiments of ${list}, logs in ${exp}/log"
-    train_waves "${list}" train 1 0 --evaluate test
+    # utils/recipe.sh says what EXP, OPTIONS and NJ stand for.
+    train_waves "${list}" train 1 0 fedtools init EXP --config "${config}" OPTIONS '&&' \
+        fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --evaluate test
 fi
 
 if begins 5; then
     log "Stage 5: predictions for each test clip"
-    ${train_cmd} "${exp}/log/clip_scores.log" \
+    job "${train_cmd}" "${exp}/log/clip_scores.log" \
         fedtools clip-scores "${exp}"/*/*/*/seed* --ngpu "${ngpu}"
 fi
 
 if begins 5 && [[ ${tasks} = *keywords* && "${silence} ${unknown}" != "false false" ]]; then
     log "Stage 5: false accepts and false rejects, task keywords"
-    ${train_cmd} "${exp}/log/detection.log" \
+    job "${train_cmd}" "${exp}/log/detection.log" \
         fedtools detection "${exp}"/keywords/*/*/seed* --ngpu "${ngpu}"
     # The log has a table with a row for each experiment.
     printed "${exp}/log/detection.log" | awk '
@@ -195,7 +197,7 @@ fi
 if begins 5 && [[ ${tasks} = *keywords* && -n ${running} ]]; then
     for speech in ${running}; do
         log "Stage 5: false accepts an hour of ${speech%%=*}"
-        ${train_cmd} "${exp}/log/false_alarms.${speech%%=*}.log" \
+        job "${train_cmd}" "${exp}/log/false_alarms.${speech%%=*}.log" \
             fedtools false-alarms "${exp}"/keywords/*/*/seed* --data "${speech}" \
             --leave-out "${leave_out}" --ngpu "${ngpu}"
         printed "${exp}/log/false_alarms.${speech%%=*}.log"
@@ -210,7 +212,7 @@ fi
 
 if begins 6 && [[ ${figures} = *clients* ]]; then
     for task in ${tasks}; do
-        local/plot_clients.py "${dump}/${task}/train" "${drawings}/clients-${task}.png" \
+        run local/plot_clients.py "${dump}/${task}/train" "${drawings}/clients-${task}.png" \
             --config "${config}"
     done
 fi
@@ -220,7 +222,7 @@ if begins 6 && [[ ${figures} = *landscape* ]]; then
     start=$(awk -F '\t' -v task="${last}" '
         split($2, part, "/") && part[3] == task && part[5] == "centralized" { print $2; exit }' "${list}")
     if [ -n "${start}" ]; then
-        ${train_cmd} "${exp}/log/landscape.log" local/landscape.py --config "${config}" "${start}" \
+        job "${train_cmd}" "${exp}/log/landscape.log" local/landscape.py --config "${config}" "${start}" \
             "${drawings}/landscape.png" --ngpu "${ngpu}" --min-clips "${landscape_clips}"
     else
         log "Stage 6: no figure 4, which starts from a model of centralised training"
@@ -235,7 +237,7 @@ if begins 7; then
     [ ! -d "${data}" ] || compared+=(--notes "${data}/notes.txt")
     place_pictures "${drawings}" "${pictures}" "${pictures}"-clients-*.png \
         "${pictures}"-landscape.{png,tsv}
-    local/report.py "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
+    run local/report.py "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" --published conf/published.tsv \
         --config "${config##*/}" --command "${command_line% }" "${compared[@]}"
     write_cards "${exp}" "${results}" "${seeds%% *}"

@@ -118,8 +118,8 @@ fi
 
 if begins 1; then
     log "Stage 1: data directories in ${data}"
-    [ -n "${TEDLIUM}" ] || local/mini.py "$(dirname "${corpus}")" "${spoken[@]}"
-    local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}"
+    [ -n "${TEDLIUM}" ] || run local/mini.py "$(dirname "${corpus}")" "${spoken[@]}"
+    run local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}"
     mapfile -t held < <(held_sets)
     for set in train_g valid part1 part2 indicator "${held[@]}"; do
         utils/validate_data_dir.py --no-feats "${data}/${set}"
@@ -132,8 +132,8 @@ if begins 2; then
     [ -n "${pretrained}" ] || feature_options=(--kind mfcc --num-mel-bins 40)
     for set in train_g part1 part2; do
         [ -z "${speeds}" ] ||
-            fedtools perturb-speed "${data}/${set}" "${data}/${set}_sp" --speeds "${speeds}"
-        [ "${volumes}" = false ] || fedtools perturb-volume "${data}/${set}${speeds:+_sp}" \
+            run fedtools perturb-speed "${data}/${set}" "${data}/${set}_sp" --speeds "${speeds}"
+        [ "${volumes}" = false ] || run fedtools perturb-volume "${data}/${set}${speeds:+_sp}" \
             "${data}/${set}${sp}" --seed "${partition_seed}"
     done
     extract_features {train_g,part1,part2}"${sp}" valid indicator "${held[@]}"
@@ -141,7 +141,7 @@ fi
 
 if begins 3 && [ "${ivectors}" = true ]; then
     log "Stage 3: i-vectors"
-    ${train_cmd} "${exp}/log/ivectors.log" fedtools train-ivectors "${data}/train_g${sp}" \
+    job "${train_cmd}" "${exp}/log/ivectors.log" fedtools train-ivectors "${data}/train_g${sp}" \
         "${exp}/ivectors" --gaussians "$(setting ivectors.gaussians)" \
         --dimension "$(setting ivectors.dimension)" --hours "$(setting ivectors.hours)"
     for set in {train_g,part1,part2}"${sp}" valid indicator "${held[@]}"; do
@@ -167,8 +167,12 @@ fi
 if begins 5; then
     log "Stage 5: the global model, ${global}"
     plan | utils/waves.py "${list}"
-    train_waves "${list}" train 1 1 --evaluate valid --average own
-    tabbed "${global}" "${valid}" | decode_all decode
+    # utils/recipe.sh says what EXP, OPTIONS and NJ stand for.
+    train_waves "${list}" train 1 1 fedtools init EXP --config "${config}" OPTIONS '&&' \
+        fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --evaluate valid '&&' \
+        fedtools average EXP --ngpu "${ngpu}"
+    tabbed "${global}" "${valid}" |
+        decode_all decode fedtools decode "${lm[@]}" --config "${config}" --ngpu "${ngpu}"
     tune "${valid}" <<<"${global}"
     tabbed "${global}" "decode_${valid}" "${valid}" | score score
 fi
@@ -176,12 +180,20 @@ fi
 if begins 6; then
     log "Stage 6: personalised models, ${exp}/part1 and ${exp}/part2"
     plan | utils/waves.py "${list}"
-    train_waves "${list}" train 2 2 --to 1
+    train_waves "${list}" train 2 2 fedtools init EXP --config "${config}" OPTIONS '&&' \
+        fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --to 1
 fi
 
 if begins 7; then attack_a1; fi
 
-if begins 8; then attack_a2; fi
+if begins 8; then
+    log "Stage 8: attack A2, hidden layers ${layers}"
+    for layer in ${layers}; do
+        tabbed "${exp}/part1" "${exp}/part2" "${exp}/a2" --layer "${layer}"
+    done | each "${train_cmd}" a2 fedtools attack a2 --indicator "${data}/indicator${iv}" \
+        --models "${data}/models.tsv" --seed "${seed}" --config "${config}" --ngpu "${ngpu}"
+    show a2
+fi
 
 if begins 9; then
     log "Stage 9: attacks on both parts' models under defences"
@@ -200,7 +212,7 @@ if begins 10; then
     [ "${first_part}" = attacked ] || of=Part-2
     [ ! -e "${attacks}/card.md" ] || updates=("${of}=${attacks}")
     for other in ${others}; do updates+=("${other}"); done
-    local/report.py "${exp}" "${data}" "${results}" --section "${section}" "${mini[@]}" \
+    run local/report.py "${exp}" "${data}" "${results}" --section "${section}" "${mini[@]}" \
         "${updates[@]/#/--updates=}" \
         --corpus "${corpus_name}" --release "${release}" --command "${command_line% }"
     log "Stage 10: wrote ${results}"
