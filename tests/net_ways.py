@@ -283,8 +283,8 @@ def _filled(line: str, names: dict[str, str]) -> list[str]:
     return line.split()
 
 
-# Times, hosts, versions, hashes of files with times, and job-local files.
-LEFT_OUT = {"log", "noise.key", "software.yaml", "sha256sums", ".done", "jobs"}
+# Times, hosts, versions, hashes of files with times, job-local files, and each way's own commands.
+LEFT_OUT = {"log", "noise.key", "software.yaml", "sha256sums", ".done", "jobs", "commands.sh"}
 # Outputs of frozen layers are a cache.
 FOLDERS_LEFT_OUT = {".locks", "ranks", "tensorboard", "frozen"}
 

@@ -48,11 +48,12 @@ def main() -> None:
 def _run() -> None:
     from fedtools.cli.app import app, narrowed
     from fedtools.core.errors import exit_with_message, harmless
+    from fedtools.exchange.commands import running
 
     for name in GROUPS:
         importlib.import_module(f"fedtools.cli.{name}")
     try:
-        with harmless(), exit_with_message("fedtools"):
+        with harmless(), exit_with_message("fedtools"), running(sys.argv[1:]):
             narrowed(app, sys.argv[1:])()
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "fedtools":

@@ -57,7 +57,8 @@ def init(
     the data) and of --asset; the model of --start.
 
     Writes: EXP/config.yaml, data.yaml, software.yaml, clients.txt, sha256sums, init.safetensors,
-    round_0001/global.safetensors; base.safetensors if a model is adapted.
+    round_0001/global.safetensors; base.safetensors if a model is adapted; and EXP/commands.sh, to
+    which later commands add themselves.
 
     Example in egs/speechcommands/kws1: fedtools init exp/mini/keywords/dscnn/fedavg/seed1 \
         --config conf/mini.yaml --section networks.dscnn --section methods.fedavg --method fedavg \
@@ -178,6 +179,7 @@ def sample(
     with lock(experiment, "rounds"):
         number = round_ or opened.last_round() + 1
         print(" ".join(steps.sample(opened, method, number, nj)))
+        _list_step(experiment, round_, number)
 
 
 @command("train-local", "Federation")
@@ -200,7 +202,9 @@ def train_local(
     from fedtools.federation import steps
 
     federation = open_experiment(experiment, ngpu)
-    steps.train_job(federation, round_ or federation.experiment.last_round() + 1, job)
+    number = round_ or federation.experiment.last_round() + 1
+    steps.train_job(federation, number, job)
+    _list_step(experiment, round_, number)
 
 
 @command("aggregate", "Federation")
@@ -221,7 +225,16 @@ def aggregate(experiment: Path = EXPERIMENT, round_: int = ROUND, ngpu: int = NG
 
     federation = open_experiment(experiment, ngpu)
     with lock(experiment, "rounds"):
-        steps.aggregate(federation, round_ or federation.experiment.last_round() + 1)
+        number = round_ or federation.experiment.last_round() + 1
+        steps.aggregate(federation, number)
+        _list_step(experiment, round_, number)
+
+
+def _list_step(experiment: Path, given: int | None, number: int) -> None:
+    """List a step among the experiment's commands, with its round if that was not given."""
+    from fedtools.exchange.commands import add_command
+
+    add_command(experiment, *([] if given else ["--round", str(number)]), once=True)
 
 
 @command("reset", "Federation")
@@ -241,9 +254,11 @@ def reset(
 
     Example in egs/commonvoice/asr1: fedtools reset exp/mini/fedavg/seed0 --round 7
     """
+    from fedtools.exchange.commands import add_command
     from fedtools.federation import steps
 
     steps.reset(open_experiment(experiment), round_)
+    add_command(experiment)
 
 
 @command("rounds", "Federation")
@@ -323,12 +338,14 @@ def evaluate(
     """
     from fedtools.core.tables import format_table
     from fedtools.data.units import read_unit
+    from fedtools.exchange.commands import add_command
     from fedtools.federation.evaluate import evaluate as measure
 
     federation = open_experiment(experiment, ngpu)
     last = federation.experiment.last_round()
     rounds = range(0, last + 1, every) if every else None
     header, rows = federation.facts.header, measure(federation, rounds, split)
+    add_command(experiment)
     rows = [[row[name] for name in header] for row in rows]
     unit = read_unit(federation.task.data_path(split))
     if unit.note:
@@ -361,11 +378,14 @@ def average(
 
     Example in egs/commonvoice/asr1: fedtools average exp/mini/fedavg/seed0 --best 3
     """
+    from fedtools.exchange.commands import add_command
     from fedtools.federation.evaluate import average as mean_of_best
 
     if by not in ("loss", "rate"):
         raise typer.BadParameter("loss or rate", param_hint="--by")
-    for path in mean_of_best(open_experiment(experiment, ngpu), best, by, shared):
+    paths = mean_of_best(open_experiment(experiment, ngpu), best, by, shared)
+    add_command(experiment)
+    for path in paths:
         print(path)
 
 

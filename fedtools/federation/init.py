@@ -26,6 +26,7 @@ from fedtools.core.recipe_sections import SECTIONS
 from fedtools.core.seeds import seed64
 from fedtools.core.tables import size_text
 from fedtools.data.datadir import byte_order, check_id
+from fedtools.exchange.commands import begin_commands
 from fedtools.exchange.experiment import Experiment, write_clients, write_sums
 from fedtools.exchange.options import NAMES, Options
 from fedtools.exchange.private import make_private
@@ -234,6 +235,8 @@ def _close(path: Path, files: Iterable[str], facts: Facts, made: Method) -> None
     names = ["config.yaml", "data.yaml", "clients.txt", *files]
     names += [CODE] if (path / CODE).exists() else []
     names += ["init.safetensors", FIRST, *task_of(facts).keep_own(path, made)]
+    # Not among the sums, because it grows.
+    begin_commands(path)
     write_sums(path / "sha256sums", {name: path / name for name in names})
 
 

@@ -24,6 +24,7 @@ from fedtools.core.locks import lock
 from fedtools.core.progress import Lines
 from fedtools.core.signals import uninterrupted
 from fedtools.data.units import read_unit
+from fedtools.exchange.commands import add_command
 from fedtools.federation.evaluate import evaluate
 from fedtools.federation.federation import Federation
 from fedtools.federation.ranks import Rank, follow, lead
@@ -61,6 +62,10 @@ def run_rounds(
     experiment = federation.experiment
     with lock(experiment.path, "rounds"):
         tidy(federation, experiment.last_round())
+        if split:
+            # A split that the experiment does not have fails before the command is listed.
+            federation.groups(split)
+        add_command(experiment.path)
         jobs = rank.size if rank else max(1, min(jobs, len(experiment.clients)))
         workers = lead(federation, rank) if rank else trainer(federation, jobs, device)
         with workers as train:

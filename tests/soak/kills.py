@@ -49,8 +49,9 @@ def content(path: Path) -> dict[str, bytes]:
             rows = [line.split(b"\t") for line in raw.splitlines()]
             at = rows[0].index(b"seconds") if rows else 0
             raw = b"\n".join(b"\t".join([*row[:at], *row[at + 1 :]]) for row in rows)
-        # A hash of a ledger with its seconds; the number of jobs; time and versions.
-        own = file.name in (".done", "jobs", "software.yaml") or name.startswith("tensorboard/")
+        # A hash of a ledger with its seconds; the number of jobs; time and versions; what was run.
+        own = file.name in (".done", "jobs", "software.yaml", "commands.sh")
+        own = own or name.startswith("tensorboard/")
         found[name] = b"" if own else raw
     return found
 
