@@ -141,7 +141,7 @@ if begins 4; then
     for seed in ${am_seeds}; do
         experiment "${exp}/am/seed${seed}" - "${seed}" baseline centralized train dev
     done | utils/waves.py "${exp}/experiments"
-    # utils/recipe.sh says what EXP, OPTIONS and NJ stand for.
+    # For each experiment: EXP is its folder, OPTIONS are its options in the list, NJ its share of --nj.
     train_waves "${exp}/experiments" train 1 0 fedtools init EXP --config "${config}" OPTIONS '&&' \
         fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --evaluate valid '&&' \
         fedtools average EXP --ngpu "${ngpu}"

@@ -141,7 +141,7 @@ if begins 3 && ! "${seq2seq}"; then
     train_units server_train --valid "${data}/server_valid/text" --valid "${data}/valid/text"
 fi
 
-# For each experiment of the list; utils/recipe.sh says what EXP, OPTIONS and NJ stand for.
+# For each experiment of the list: EXP is its folder, OPTIONS are its options, NJ is its share of --nj.
 train=(fedtools init EXP --config "${config}" OPTIONS '&&'
     fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --evaluate valid '&&'
     fedtools average EXP --ngpu "${ngpu}" "${own[@]}")

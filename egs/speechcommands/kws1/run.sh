@@ -172,7 +172,7 @@ fi
 if begins 4; then
     [ -s "${list}" ] || fail 1 "${list}: no experiments; run --stage 3"
     log "Stage 4: training the $(wc -l <"${list}") experiments of ${list}, logs in ${exp}/log"
-    # utils/recipe.sh says what EXP, OPTIONS and NJ stand for.
+    # For each experiment: EXP is its folder, OPTIONS are its options in the list, NJ its share of --nj.
     train_waves "${list}" train 1 0 fedtools init EXP --config "${config}" OPTIONS '&&' \
         fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --evaluate test
 fi

@@ -167,7 +167,7 @@ fi
 if begins 5; then
     log "Stage 5: the global model, ${global}"
     plan | utils/waves.py "${list}"
-    # utils/recipe.sh says what EXP, OPTIONS and NJ stand for.
+    # For each experiment: EXP is its folder, OPTIONS are its options in the list, NJ its share of --nj.
     train_waves "${list}" train 1 1 fedtools init EXP --config "${config}" OPTIONS '&&' \
         fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --evaluate valid '&&' \
         fedtools average EXP --ngpu "${ngpu}"
