@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from fedtools.core.tables import read_tsv
 from fedtools.federation.fmp.simulation import simulate
-from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.reweighting import Lists, ListWeights
 from fedtools.lm.stream import open_stream
 from fedtools.methods.fmp import FMP
 
@@ -102,7 +102,7 @@ def simulated(folder: Path, **options) -> dict[str, str]:
     stream = open_stream(folder)
     groups = {client: stream.groups(client, T) for client in stream.runs}
     method, rescored = FMP(**options), stream.rescored
-    best, _ = simulate(method, Lists(rescored, method.part(Weights)), groups)
+    best, _ = simulate(method, Lists(rescored, method.part(ListWeights)), groups)
     return dict(zip(rescored.utterances, (rescored.hypotheses[one] for one in best), strict=True))
 
 

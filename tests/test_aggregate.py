@@ -23,7 +23,7 @@ from fedtools.exchange.values import Values
 from fedtools.methods.fedavg import FedAvg
 from fedtools.server import aggregate
 from fedtools.server.aggregate import Bound, check_min_clients, combine
-from fedtools.server.shares import weights_of
+from fedtools.server.shares import client_weights
 
 BASE = "0" * 64
 SHAPES = {
@@ -542,7 +542,7 @@ def test_what_one_of_twenty_can_do_below_the_bounds(tmp_path, weighting, most):
             replace(messages[-1], utterances=10**6)
         ]
         bound = Bound(tmp_path / "base", rules.max_norm_ratio)
-        weights = weights_of(rules, messages)
+        weights = client_weights(rules, messages)
         refusals = combine(messages, weights, folder / "mean", spec, bound=bound)
         assert [refusal.client for refusal in refusals] == refused
         moved = honest - load_state(folder / "mean")["a"]

@@ -22,8 +22,8 @@ from scipy.stats import t as student
 from fedtools.attack.features.attack import Options, attack_speakers
 from fedtools.attack.features.clustering import nearest, sort_speakers, vote
 from fedtools.attack.features.figures import COLUMNS, Figure, Speakers, over_clients
-from fedtools.attack.features.inversion import Inverter, read_server_data
 from fedtools.attack.features.probe import parts_of, probe_speakers
+from fedtools.attack.features.reconstruction import Inverter, read_server_data
 from fedtools.attack.features.retrieval import find_speakers
 from fedtools.attack.features.sent import Victim, Window, one_of_each, open_victim, window
 from fedtools.core.errors import UserError

@@ -20,7 +20,7 @@ from fedtools.attack.options import A1
 from fedtools.client.options import ClipTraining, UtteranceTraining
 from fedtools.core.config import (
     differences,
-    freeze,
+    fix,
     from_mapping,
     lookup,
     merge,
@@ -169,11 +169,11 @@ trees = st.recursive(
 @given(st.dictionaries(st.text(min_size=1), trees, max_size=4))
 def test_freezing_is_reading_back(tmp_path_factory, config):
     path = tmp_path_factory.mktemp("f") / "config.yaml"
-    freeze(path, config)
-    freeze(path, config)
+    fix(path, config)
+    fix(path, config)
     assert not list(differences(read_yaml(path), config))
     with pytest.raises(UserError, match="another configuration"):
-        freeze(path, {**config, "one more": "!"})
+        fix(path, {**config, "one more": "!"})
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from fedtools.core.tables import read_tsv
 from fedtools.federation.fmp.simulation import simulate, simulate_draws
 from fedtools.federation.fmp.sweep import FIGURES
-from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.reweighting import Lists, ListWeights
 from fedtools.lm.stream import groups_of, open_stream
 from fedtools.methods.fmp import FMP
 from fedtools.privacy.key import NoiseKey
@@ -44,7 +44,7 @@ def test_algorithm_1(stream, options):
     expected = by_hand(stream, **options)
     assert simulated(stream, **options) == expected
     # The options matter on these data; otherwise the test would show nothing.
-    plain = {key: value for key, value in options.items() if key in Weights.__annotations__}
+    plain = {key: value for key, value in options.items() if key in ListWeights.__annotations__}
     assert by_hand(stream, **{**plain, "scale": 0.0}) != expected
 
 
@@ -131,7 +131,7 @@ def test_rounds_in_which_a_client_says_nothing(stream, tmp_path):
     opened = open_stream(stream)
     groups = {client: opened.groups(client, 20) for client in CLIENTS}
     assert any(part.start == part.stop for part in groups["ann"])
-    best, _ = simulate(FMP(scale=1.0), Lists(opened.rescored, Weights()), groups)
+    best, _ = simulate(FMP(scale=1.0), Lists(opened.rescored, ListWeights()), groups)
     expected = [opened.rescored.hypotheses[one] for one in best]
     assert best_text(path) == dict(zip(opened.rescored.utterances, expected, strict=True))
 
@@ -428,7 +428,7 @@ def test_many_draws_at_once_are_those_one_by_one(stream):
     for trust in ("server", "client"):
         privacy = {"mechanism": "laplace", "epsilon": 1.0, "cap": 6.0, "trust": trust}
         method = FMP(privacy=privacy, scale=2.0, groups="clock", span=SPAN)
-        lists, plan = Lists(opened.rescored, method.part(Weights)), method.plan(T)
+        lists, plan = Lists(opened.rescored, method.part(ListWeights)), method.plan(T)
         key = NoiseKey(bytes(range(32)))
         draws = [Releases(plan, key, "a test", draw) for draw in (1, 2, 3)]
         best, counts = simulate_draws(method, lists, groups, draws)

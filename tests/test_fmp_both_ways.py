@@ -15,7 +15,7 @@ from rescored_world import WORDS, make_stream
 from safetensors.numpy import load_file
 
 from fedtools.federation.fmp.simulation import simulate
-from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.reweighting import Lists, ListWeights
 from fedtools.lm.stream import open_stream
 from fedtools.methods.fmp import FMP
 from fedtools.privacy.key import read_key
@@ -85,7 +85,7 @@ def test_disk_and_simulation_agree(stream, tmp_path, key, sampling, options):
         # From the checksums of all initial files, including the nonce.
         label = hashlib.sha256((path / "sha256sums").read_bytes()).hexdigest()
         releases = Releases(method.plan(T), read_key(key), label)
-    lists = Lists(opened.rescored, method.part(Weights))
+    lists = Lists(opened.rescored, method.part(ListWeights))
     groups = {client: opened.groups(client, T, method.clock) for client in CLIENTS}
     drawn = sampled(path)
     best, counts = simulate(method, lists, groups, releases, drawn.__getitem__)

@@ -324,9 +324,9 @@ def test_units_are_a_tokenizers_tokens():
 
 @pytest.mark.parametrize("line", [[0], [UNITS], [-1]])
 def test_what_is_no_unit_is_refused(line):
-    with pytest.raises(ValueError, match="not one of the units"):
+    with pytest.raises(ValueError, match="not one of the tokens"):
         estimate([line], UNITS)
-    with pytest.raises(ValueError, match="not one of the units"):
+    with pytest.raises(ValueError, match="not one of the tokens"):
         numerator(made(), line)
     with pytest.raises(ValueError, match="no transcripts"):
         estimate([], UNITS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rescored_world import make_stream
 
-from fedtools.lm.reweighting import Lists, Weights, background_of
+from fedtools.lm.reweighting import Lists, ListWeights, background_of
 from fedtools.lm.stream import open_stream
 from fedtools.methods.fmp import FMP, ClientState
 from fedtools.privacy.key import NoiseKey
@@ -56,7 +56,7 @@ def test_who_talks_like_the_background_changes_nothing(normalise):
 def test_noise_on_the_end_of_sentences_is_left_out(tmp_path, mechanism):
     """The release is a distribution of words, all positive (unlike the paper's)."""
     rescored = open_stream(make_stream(tmp_path / "stream")).rescored
-    lists, paper = Lists(rescored, Weights()), mechanism == "paper"
+    lists, paper = Lists(rescored, ListWeights()), mechanism == "paper"
     assert lists.background[0] == 0 and (lists.background[1:] > 0).all()
     options = {"privacy": {"mechanism": mechanism, "epsilon": 0.5}, "sigma": 0.0, "smoothing": 0.1}
     method = FMP(alpha=0.75, beta=0.0, normalise=True, **options)

@@ -19,9 +19,9 @@ from scipy.stats import beta
 from test_adapters import CONFORMER
 
 from fedtools.attack.membership.attack import COLUMNS, World
+from fedtools.attack.membership.candidates import ANYBODY, SAME
 from fedtools.attack.membership.evidence import Evidence
 from fedtools.attack.membership.shadows import train
-from fedtools.attack.membership.trials import ANYBODY, SAME
 from fedtools.attack.options import Updates
 from fedtools.attack.victims import sound_victims
 from fedtools.core.tables import read_tsv

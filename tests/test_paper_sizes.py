@@ -48,12 +48,12 @@ def sparse(path: Path, parameters: int, *leading: int) -> None:
     os.truncate(path, layout.size)
 
 
-def send(folder: Path, base: str, sends: object, parameters: int) -> Payload:
+def send(folder: Path, start_sum: str, sends: object, parameters: int) -> Payload:
     """Send the one client's message in a round: the model, an hour of features, or nothing."""
     if sends == SHARED:
         model = {"shared": ((parameters,), "float32")}
         sparse(folder / "update.1.safetensors", parameters, 1)
-        row = dict.fromkeys(COLUMNS, 0) | {"client": "au", "base": base, "status": "ok"}
+        row = dict.fromkeys(COLUMNS, 0) | {"client": "au", "base": start_sum, "status": "ok"}
         write_tsv(folder / "update.1.tsv", COLUMNS, [row | {"bytes": row_bytes(model)}])
         return Payload(model)
     payload, features, count = Payload(), {}, 0
@@ -61,7 +61,7 @@ def send(folder: Path, base: str, sends: object, parameters: int) -> Payload:
         payload, count = Payload(features=Features(WIDTH, sends.bits)), HOUR
         values = np.random.default_rng(0).normal(size=(LONG, WIDTH)).astype("f4")
         features["features"] = [(f"au-{at:03}", values) for at in range(HOUR)]
-    with MessageWriter(folder, 1, ["au"], payload, base) as writer:
+    with MessageWriter(folder, 1, ["au"], payload, start_sum) as writer:
         writer.send([Report("au", count)], **features)
     return payload
 
@@ -75,22 +75,22 @@ def run_rounds(path: Path, parameters: int) -> Path:
     federation = Federation(path)
     experiment, method = federation.experiment, federation.method
     for number in range(1, experiment.options.rounds + 1):
-        phase, base = method.phase(number), experiment.round(number).recorded_base()
+        phase, start_sum = method.phase(number), experiment.round(number).recorded_start_sum()
         folder, clients = experiment.round(number).path, draw(experiment, number, phase)
         sparse(experiment.round(number).global_state, parameters)
         payload, found = Payload(), ([], [])
         if clients:
             experiment.round(number).write_sample(clients, 1)
-            payload = send(folder, base, phase.sends, parameters)
-            found = read_messages(folder, [clients], clients, payload, base)
+            payload = send(folder, start_sum, phase.sends, parameters)
+            found = read_messages(folder, [clients], clients, payload, start_sum)
             assert not found[1]
-        round = Round(experiment, number, clients, base, payload, frozenset())
+        round = Round(experiment, number, clients, start_sum, payload, frozenset())
         rows = _ledger_rows(federation, Server(round, method, *found), time.monotonic())
         write_ledger(folder / "ledger.tsv", rows)
         write_sums(folder / ".done", {"ledger.tsv": folder / "ledger.tsv"})
         trains = phase.sends == SHARED or phase.server_trains
         with open(folder / ".done", "a") as file:
-            after = f"{number:064x}" if trains else base
+            after = f"{number:064x}" if trains else start_sum
             file.write(f"{after}  ../round_{number + 1:04d}/global.safetensors\n")
     return path
 

@@ -13,7 +13,7 @@ from rescored_world import CLIENTS, make_stream
 
 from fedtools.core.tables import read_tsv
 from fedtools.lm.private_words import Trie, rare_words, read_phrases
-from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.reweighting import Lists, ListWeights
 from fedtools.lm.stream import open_stream
 
 LETTERS = st.lists(st.sampled_from("abc"), max_size=8)
@@ -45,7 +45,7 @@ def stream(tmp_path) -> Path:
 def best(folder: Path, **weights: float) -> dict[str, str]:
     opened = open_stream(folder)
     rescored = opened.rescored
-    lists = Lists(rescored, Weights(**weights), opened.covered())
+    lists = Lists(rescored, ListWeights(**weights), opened.covered())
     numbers = lists.best(slice(0, len(rescored.utterances)), None)
     said = [rescored.hypotheses[number] for number in numbers]
     return dict(zip(rescored.utterances, said, strict=True))

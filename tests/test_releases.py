@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from fedtools.core.tables import read_tsv
 from fedtools.federation.fmp.simulation import simulate
 from fedtools.federation.rounds import run_rounds
-from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.reweighting import Lists, ListWeights
 from fedtools.lm.stream import open_stream
 from fedtools.methods.fmp import FMP
 from fedtools.privacy.key import NoiseKey
@@ -614,7 +614,7 @@ def test_nor_does_a_user_in_a_sweep(stream, release):
     method = FMP(sigma=0.1, privacy=privacy, sends=release)
     seen = Seen(method.plan(T), NoiseKey(bytes(32)), "sweep")
     groups = {client: opened.groups(client, T) for client in opened.runs}
-    simulate(method, Lists(opened.rescored, Weights()), groups, seen)
+    simulate(method, Lists(opened.rescored, ListWeights()), groups, seen)
     assert len(seen.by) == 3
     for counts in seen.by.values():
         assert len(counts) == T and counts[0].sum() == pytest.approx(cap, abs=1e-4)

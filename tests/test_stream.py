@@ -14,7 +14,7 @@ from rescored_world import CLIENTS, make_stream
 from safetensors.numpy import load_file
 
 from fedtools.core.tables import read_tsv
-from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.reweighting import Lists, ListWeights
 from fedtools.lm.stream import open_stream
 from fedtools.methods.fmp import FMP, ClientState
 from fedtools.privacy.options import Privacy
@@ -55,7 +55,7 @@ def groups_by_name(folder: Path, span: float) -> dict[str, int]:
 def sums(folder: Path, plan: Plan, span: float) -> np.ndarray:
     """Return a server's releases without the noise, (T, words): the sum over clients."""
     opened = open_stream(folder)
-    lists = Lists(opened.rescored, Weights())
+    lists = Lists(opened.rescored, ListWeights())
     found = np.zeros((T, len(lists.background)))
     for client in opened.runs:
         state = ClientState(client, lists, opened.groups(client, T, span), FMP())

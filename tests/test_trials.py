@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from fedtools.attack.membership.candidates import ANYBODY, SAME, Candidates, Draw
 from fedtools.attack.membership.shadows import plan
-from fedtools.attack.membership.trials import ANYBODY, SAME, Draw, Trials
 from fedtools.tasks.base import Items
 
 PEOPLE = tuple("abcdefgh")
@@ -33,15 +33,15 @@ def world() -> tuple[Items, list[str]]:
     return items_of(owners, {name: int(random.integers(50, 500)) for name in owners}), clients
 
 
-def tried(trials: Trials) -> set[str]:
-    return {item for pairs in trials.pairs.values() for pair in pairs for item in pair}
+def tried(candidates: Candidates) -> set[str]:
+    return {item for pairs in candidates.pairs.values() for pair in pairs for item in pair}
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_reference_knows_what_it_is_a_reference_for(world, seed):
     items, clients = world
     draw = Draw(items, clients, 6, 4, seed)
-    found = [draw.trials(client) for client in clients]
+    found = [draw.candidates(client) for client in clients]
     cohort = {name for one in found for name in one.cohort}
     assert len(cohort) == 4
     for one in found:
@@ -67,7 +67,7 @@ def test_others_are_of_like_length(world):
     draw = Draw(items, clients, 6, 4, 0)
     ratios = {SAME: [], ANYBODY: []}
     for client in clients:
-        for kind, pairs in draw.trials(client).pairs.items():
+        for kind, pairs in draw.candidates(client).pairs.items():
             ratios[kind] += [np.log(items.sizes[one] / items.sizes[two]) for one, two in pairs]
     chance = np.log([[x / y for x in items.sizes.values()] for y in items.sizes.values()])
     assert np.median(np.abs(ratios[ANYBODY])) < 0.1 * np.median(np.abs(chance))
@@ -80,7 +80,7 @@ def test_members_are_drawn_from_all():
     drawn = Counter(
         item
         for seed in range(seeds)
-        for pair in Draw(items, ["a1", "a2", "b1"], 2, 4, seed).trials("a1").pairs[SAME]
+        for pair in Draw(items, ["a1", "a2", "b1"], 2, 4, seed).candidates("a1").pairs[SAME]
         for item in pair
     )
     assert drawn.keys() == {name for name, owner in owners.items() if owner != "b1"}
@@ -91,7 +91,7 @@ def test_members_are_drawn_from_all():
 def test_clients_of_several_people_are_matched_person_by_person():
     owners = {f"{one}-{n}": "x" for one in "ab" for n in range(4)}
     owners |= {f"{one}-{n}": "y" for one in "bc" for n in range(4, 8)}
-    found = Draw(items_of(owners), ["x", "y"], 20, 4, 0).trials("x")
+    found = Draw(items_of(owners), ["x", "y"], 20, 4, 0).candidates("x")
     assert len(found.pairs[SAME]) == 4
     assert {one[0] for pair in found.pairs[SAME] for one in pair} == {"b"}
 
@@ -102,7 +102,7 @@ def test_held_out_speech_is_nobodys():
     items = items_of(owners | held)
     draw = Draw(items, list(PEOPLE), 5, 4, 0)
     for client in PEOPLE:
-        found = draw.trials(client)
+        found = draw.candidates(client)
         assert (SAME in found.pairs) == (client in "abc")
         others = {other for _, other in found.pairs.get(SAME, ())}
         assert others <= held.keys() and {item[0] for item in others} <= {client}
@@ -120,17 +120,17 @@ def test_a_recording_at_another_speed_is_the_same():
     items = items_of(owners)
     draw = Draw(items, clients, 4, 4, 0)
     for client in clients:
-        trials = draw.trials(client)
-        for pairs in trials.pairs.values():
+        candidates = draw.candidates(client)
+        for pairs in candidates.pairs.values():
             tried = [items.recordings[one] for pair in pairs for one in pair]
             assert len(set(tried)) == len(tried) >= 6
-        known = {items.recordings[one] for one in trials.items}
-        for one in plan(draw, trials, 1, 0):
+        known = {items.recordings[one] for one in candidates.items}
+        for one in plan(draw, candidates, 1, 0):
             assert len(one) == draw.size(client)
-            rest = one[len(trials.pairs[SAME]) :]
+            rest = one[len(candidates.pairs[SAME]) :]
             assert rest and known.isdisjoint(items.recordings[item] for item in rest)
         if client == "a0":
-            assert "a0-0@1.1" not in {one for pair in trials.pairs[SAME] for one in pair}
+            assert "a0-0@1.1" not in {one for pair in candidates.pairs[SAME] for one in pair}
 
 
 def test_no_other_is_a_recording_of_the_client_at_another_speed():
@@ -139,7 +139,7 @@ def test_no_other_is_a_recording_of_the_client_at_another_speed():
     owners |= {"a1-0": "a1", "b0-0": "b0", "b0-1": "b0"}
     items = items_of(owners)
     for seed in range(10):
-        pairs = Draw(items, ["a0", "a1", "b0"], 4, 1, seed).trials("a0").pairs
+        pairs = Draw(items, ["a0", "a1", "b0"], 4, 1, seed).candidates("a0").pairs
         assert [other for _, other in pairs[SAME]] == ["a1-0"]
 
 
@@ -152,9 +152,9 @@ def test_no_shadow_model_has_the_clients_other_recordings_at_another_speed():
         owners |= {f"{client}-{n}": client for n in range(3)}
     items = items_of(owners)
     draw = Draw(items, ["a0", "a1", "a2", "b0"], 1, 1, 0)
-    trials = draw.trials("a0")
-    assert len(trials.kin) == 1 and len(trials.pairs[SAME]) == 1
-    for data in plan(draw, trials, 3, 0):
+    candidates = draw.candidates("a0")
+    assert len(candidates.kin) == 1 and len(candidates.pairs[SAME]) == 1
+    for data in plan(draw, candidates, 3, 0):
         rest = {items.recordings[item] for item in data[1:]}
         assert len(data) == 6 and rest.isdisjoint(mine)
         assert {name[0] for name in rest} == {"a"}
@@ -162,25 +162,25 @@ def test_no_shadow_model_has_the_clients_other_recordings_at_another_speed():
 
 def test_who_has_no_others_is_not_tried():
     owners = {f"a-{n}": "a" for n in range(3)}
-    assert Draw(items_of(owners), ["a"], 5, 4, 0).trials("a") is None
-    assert Draw(items_of(owners), ["a", "b"], 5, 4, 0).trials("b") is None
+    assert Draw(items_of(owners), ["a"], 5, 4, 0).candidates("a") is None
+    assert Draw(items_of(owners), ["a", "b"], 5, 4, 0).candidates("b") is None
 
 
 def test_shadow_models_have_one_of_each_pair(world):
     items, clients = world
     draw = Draw(items, clients, 6, 4, 0)
-    trials = draw.trials("a1")
-    data = plan(draw, trials, 3, 0)
+    candidates = draw.candidates("a1")
+    data = plan(draw, candidates, 3, 0)
     assert len(data) == 6 and all(len(set(one)) == len(one) == 8 for one in data)
     members = []
     for one, twin in zip(data[::2], data[1::2], strict=True):
-        for pair in trials.pairs[SAME]:
+        for pair in candidates.pairs[SAME]:
             assert len({*pair} & {*one}) == len({*pair} & {*twin}) == 1
             assert {*pair} <= {*one, *twin}
         members.append([item for item in one if items.owners[item] == "a1"])
     # Membership is drawn anew.
     assert len({tuple(some) for some in members}) > 1
-    known = {item for pair in trials.pairs[SAME] for item in pair}
+    known = {item for pair in candidates.pairs[SAME] for item in pair}
     for one in data:
         rest = [item for item in one if item not in known]
         # The same speaker's other speech is enough.
@@ -191,8 +191,8 @@ def test_shadow_models_have_one_of_each_pair(world):
 def test_shadow_models_are_filled_with_other_peoples_speech():
     owners = {f"{one}-{n}": one for one in PEOPLE for n in range(12)}
     draw = Draw(items_of(owners), list(PEOPLE), 3, 4, 0)
-    trials = draw.trials("a")
-    for one in plan(draw, trials, 2, 0):
-        rest = set(one) - tried(trials)
+    candidates = draw.candidates("a")
+    for one in plan(draw, candidates, 2, 0):
+        rest = set(one) - tried(candidates)
         assert len(one) == 12 and len(rest) == 9
-        assert "a" not in {item[0] for item in rest} and not rest & {*trials.population}
+        assert "a" not in {item[0] for item in rest} and not rest & {*candidates.population}

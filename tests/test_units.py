@@ -15,8 +15,8 @@ from fedtools.core.tables import read_tsv
 from fedtools.data.datadir import write_table
 from fedtools.data.nbest import Hypothesis, write_nbest
 from fedtools.data.symbols import RESERVED
+from fedtools.data.text_units import CHARACTER, WORD, read_text_unit, text_unit_of
 from fedtools.data.trn import characters, words
-from fedtools.data.units import CHARACTER, WORD, read_unit, unit_of
 
 # Reference, hypothesis, and their errors by hand: Thai vowels and signs count singly.
 THAI = [
@@ -37,17 +37,17 @@ def thai(folder: Path, language: str = "th") -> tuple[Path, Path]:
 
 def test_a_data_directory_says_what_is_counted(tmp_path):
     data, _ = thai(tmp_path)
-    assert read_unit(data) is CHARACTER
+    assert read_text_unit(data) is CHARACTER
     for language, unit in (("zh-HK", CHARACTER), ("nan-tw", CHARACTER), ("en", WORD), ("xx", WORD)):
-        assert unit_of({"a": language, "b": language}, data) is unit
+        assert text_unit_of({"a": language, "b": language}, data) is unit
     (data / "utt2lang").unlink()
-    assert read_unit(data) is WORD
+    assert read_text_unit(data) is WORD
     with pytest.raises(UserError, match="'de' is written with spaces, 'ja' without"):
-        unit_of({"a": "de", "b": "ja"}, data)
+        text_unit_of({"a": "de", "b": "ja"}, data)
     # The parts of a data directory keep it.
     data, _ = thai(tmp_path / "again")
     inside("subset-data", data, tmp_path / "part", "--speakers", "1").ok()
-    assert read_unit(tmp_path / "part") is CHARACTER
+    assert read_text_unit(tmp_path / "part") is CHARACTER
 
 
 def test_characters_are_code_points_of_nfc_without_spaces():

@@ -92,7 +92,7 @@ class SentFeatures:
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightsAttack:
     """Options of the attack on the weights of updates.
 
     Attributes:
@@ -179,7 +179,7 @@ class Inversion:
 SECTIONS: dict[str, type] = {
     "a1": A1,
     "a2": A2,
-    "weights": Weights,
+    "weights": WeightsAttack,
     "updates": Updates,
     "features": SentFeatures,
     "inversion": Inversion,

@@ -28,7 +28,7 @@ from fedtools.data.perturb import speakers_of
 from fedtools.federation.federation import Federation
 from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.verification import binomial_bounds
-from fedtools.server.shares import weights_of
+from fedtools.server.shares import client_weights
 from fedtools.tasks.base import as_configured
 from fedtools.tasks.parts import CORPUS, MEASURED
 
@@ -173,7 +173,7 @@ class _Work:
         """Return the next global model: the weighted mean of the tensors sent."""
         alone = "+".join(part for part in defence.split("+") if not part.startswith("mean="))
         messages = self.victims.messages
-        weights = weights_of(self.federation.method, list(messages.values()))
+        weights = client_weights(self.federation.method, list(messages.values()))
         weight = dict(zip(messages, weights, strict=True))
         total: State = {}
         summed = 0.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from fedtools.attack.options import Weights
+from fedtools.attack.options import WeightsAttack
 from fedtools.cli.app import command
 from fedtools.cli.attack import DEFENCE, OTHERS, SET, attack, given_by, rounds_of, show
 from fedtools.cli.federation import NGPU, open_experiment
@@ -71,7 +71,7 @@ def weights(
     if len(experiments) < 2:
         raise typer.BadParameter("at least one experiment and OUT", param_hint="EXP... OUT")
     *attacked, out = experiments
-    options = given_by(read_section(Weights, config, "weights", set_), others=others)
+    options = given_by(read_section(WeightsAttack, config, "weights", set_), others=others)
     setup = WeightsSetup(rounds_of(round_), defence, resamples, seed)
     opened = [[open_experiment(one, ngpu) for one in some] for some in (attacked, cohort)]
     show(COLUMNS, run(*opened, models, out, options, setup), "llllll")

@@ -170,10 +170,10 @@ def sample(
     from fedtools.exchange.experiment import Experiment
     from fedtools.federation import steps
     from fedtools.methods import make_method
-    from fedtools.tasks.facts import check_frozen
+    from fedtools.tasks.facts import check_fixed
 
     opened = Experiment(experiment)
-    check_frozen(opened)
+    check_fixed(opened)
     options = opened.options
     method = make_method(options.method, options.method_conf, experiment / "config.yaml")
     with lock(experiment, "rounds"):
@@ -337,7 +337,7 @@ def evaluate(
     Example in egs/commonvoice/asr1: fedtools evaluate exp/mini/fedavg/seed0 --split valid
     """
     from fedtools.core.tables import format_table
-    from fedtools.data.units import read_unit
+    from fedtools.data.text_units import read_text_unit
     from fedtools.exchange.commands import add_command
     from fedtools.federation.evaluate import evaluate as measure
 
@@ -347,7 +347,7 @@ def evaluate(
     header, rows = federation.facts.header, measure(federation, rounds, split)
     add_command(experiment)
     rows = [[row[name] for name in header] for row in rows]
-    unit = read_unit(federation.task.data_path(split))
+    unit = read_text_unit(federation.task.data_path(split))
     if unit.note:
         header = [{"words": unit.plural, "wer": unit.rate}.get(name, name) for name in header]
         print(f"{unit.title} {unit.note}\n")

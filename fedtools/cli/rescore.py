@@ -138,12 +138,12 @@ def _kinds() -> dict[str, Any]:
 
     from fedtools.exchange.options import Rounds
     from fedtools.federation.fmp.sweep import GROUPS, ROUNDS, SPAN
-    from fedtools.lm.reweighting import Weights
+    from fedtools.lm.reweighting import ListWeights
     from fedtools.methods.fmp import FMP, Adaptation
     from fedtools.privacy.options import Privacy
 
     of_fmp = get_type_hints(FMP, include_extras=True)
-    names = [*get_type_hints(Weights), *get_type_hints(Adaptation)]
+    names = [*get_type_hints(ListWeights), *get_type_hints(Adaptation)]
     privacy = get_type_hints(Privacy, include_extras=True)
     rest = {ROUNDS: Rounds, **{name: of_fmp[name] for name in (GROUPS, SPAN, "doubt")}}
     return {name: of_fmp[name] for name in names} | privacy | rest

@@ -1,4 +1,4 @@
-"""YAML configurations: strict parsing into frozen dataclasses, overrides, and freezing."""
+"""YAML configurations: strict parsing into frozen dataclasses, overrides, and fixed files."""
 
 from __future__ import annotations
 
@@ -423,7 +423,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-16:]}"
 
 
-def freeze(path: Path, config: Mapping[str, Any], made_with: str = "another configuration") -> None:
+def fix(path: Path, config: Mapping[str, Any], made_with: str = "another configuration") -> None:
     """Write `config` to `path` if there is no file, and else check that it is the same.
 
     Raises:

@@ -13,7 +13,7 @@ from fedtools.core.config import from_mapping, read_yaml, write_yaml
 from fedtools.core.errors import UserError
 from fedtools.data.datadir import DataDir, byte_order, write_table
 from fedtools.data.nbest import Hypothesis, best_text, read_nbest, write_nbest
-from fedtools.data.units import WORD, Unit, read_unit
+from fedtools.data.text_units import WORD, TextUnit, read_text_unit
 from fedtools.decode.repetition import repeats
 from fedtools.score.align import count_errors
 
@@ -21,7 +21,7 @@ from fedtools.score.align import count_errors
 LM_WEIGHTS = [round(0.1 * step, 1) for step in range(51)]
 WORD_SCORES = [0.5 * step for step in range(-8, 17)]
 # File next to the hypotheses, with the weights that selected them.
-WEIGHTS = "weights.yaml"
+WEIGHTS_FILE = "weights.yaml"
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def best_weights(
     lm_weights: Sequence[float],
     word_scores: Sequence[float] = (0.0,),
     where: str | Path | None = None,
-    unit: Unit = WORD,
+    unit: TextUnit = WORD,
 ) -> tuple[TunedWeights, float]:
     """Return the weights whose rescored N-best lists have the fewest errors; the first on a tie.
 
@@ -142,7 +142,7 @@ def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
     nbest = _read_merged(out)
     where = Path(out) / "nbest.tsv"
     # On a tie the word score nearest to 0 is taken: an edge is chosen only if it is better.
-    tried, unit = sorted(WORD_SCORES, key=abs), read_unit(data_path)
+    tried, unit = sorted(WORD_SCORES, key=abs), read_text_unit(data_path)
     best, rate = best_weights(nbest, reference, LM_WEIGHTS, tried, where, unit)
     write_yaml(weights, best.values | {"tuned_on": Path(data_path).resolve().name})
     if best.at_edge:
@@ -169,7 +169,7 @@ def best_path(out: str | Path, weights: str | Path | None, drop_loops: bool = Fa
     """
     nbest = _read_merged(out)
     chosen = _read_weights(weights) if weights else None
-    used, text = Path(out) / WEIGHTS, best_text(nbest, **(chosen.values if chosen else {}))
+    used, text = Path(out) / WEIGHTS_FILE, best_text(nbest, **(chosen.values if chosen else {}))
     lost = [name for name, words in text.items() if drop_loops and repeats(words)]
     used.unlink(missing_ok=True)
     write_table(Path(out) / "text", text | dict.fromkeys(lost, ""))
@@ -181,7 +181,7 @@ def best_path(out: str | Path, weights: str | Path | None, drop_loops: bool = Fa
 
 def used_weights(out: str | Path) -> TunedWeights | None:
     """Return the weights that `best_path` used in a folder; None if it wrote rank 1, or nothing."""
-    path = Path(out) / WEIGHTS
+    path = Path(out) / WEIGHTS_FILE
     return _read_weights(path) if path.exists() else None
 
 

@@ -1,6 +1,6 @@
 """The folder of a federation: paths of all files, and the progress of its rounds.
 
-EXP/config.yaml                     frozen at the start, like all files up to sha256sums
+EXP/config.yaml                     fixed at the start, like all files up to sha256sums
 EXP/data.yaml                       fingerprints of the data
 EXP/clients.txt                     all clients, one per line, in C order
 EXP/tokens.txt [bpe.model|token_type]  the model's output units
@@ -39,7 +39,7 @@ import numpy as np
 from fedtools.core.atomic import sha256, write_text
 from fedtools.core.errors import UserError
 from fedtools.core.text_files import read_lines
-from fedtools.exchange.options import read_frozen
+from fedtools.exchange.options import read_fixed
 from fedtools.exchange.private import Private
 from fedtools.exchange.states import Spec, load_state
 
@@ -47,7 +47,7 @@ _BEGIN_ANEW = "put the original back, or begin another experiment"
 
 
 class Experiment:
-    """Paths in an experiment's folder; opening one reads its frozen configuration.
+    """Paths in an experiment's folder; opening one reads its fixed configuration.
 
     Raises:
         UserError: if the folder holds no experiment, or its configuration was changed.
@@ -58,14 +58,14 @@ class Experiment:
         where = self.path / "config.yaml"
         if not where.is_file() or not (self.path / "sha256sums").is_file():
             raise UserError("no experiment here", path=self.path, remedy="run fedtools init")
-        self.check_frozen("config.yaml")
-        self.options = read_frozen(where)
+        self.check_fixed("config.yaml")
+        self.options = read_fixed(where)
         self.seed = self.options.seed
 
     @cached_property
     def clients(self) -> list[str]:
         """Return all clients, in C order; `fedtools init` has checked their names."""
-        self.check_frozen("clients.txt")
+        self.check_fixed("clients.txt")
         return read_lines(self.path / "clients.txt")
 
     def knows(self, client: str) -> bool:
@@ -78,8 +78,8 @@ class Experiment:
         """Return name -> SHA-256 of the files that the experiment began with."""
         return read_sums(self.path / "sha256sums")
 
-    def check_frozen(self, *names: str) -> None:
-        """Check that frozen files, by default all, are as they were when the experiment began.
+    def check_fixed(self, *names: str) -> None:
+        """Check that fixed files, by default all, are as they were when the experiment began.
 
         Raises:
             UserError: naming the first file that is missing or was changed.
@@ -171,20 +171,20 @@ class RoundFolder:
         # Exists while rounds are being removed, when private files may be inconsistent.
         self._resetting = experiment.path / "resetting"
 
-    def base(self) -> str:
+    def start_sum(self) -> str:
         """Return the SHA-256 of `global_state`, after checking it against the recorded one.
 
         Raises:
             UserError: if the file is missing or was changed.
         """
-        path, known, before = self.global_state, self.recorded_base(), self.number - 1
+        path, known, before = self.global_state, self.recorded_start_sum(), self.number - 1
         if not path.is_file() or sha256(path) != known:
             problem = "changed since the server wrote it" if path.exists() else "missing"
             remedy = f"run fedtools reset --round {before}" if before else _BEGIN_ANEW
             raise UserError(problem, path=path, remedy=remedy)
         return known
 
-    def recorded_base(self) -> str:
+    def recorded_start_sum(self) -> str:
         """Return the SHA-256 of `global_state` as it was written, without reading the file."""
         name = str(self.global_state.relative_to(self._experiment.path))
         if self.number == 1:
@@ -192,8 +192,8 @@ class RoundFolder:
         return self._experiment.round(self.number - 1).sums().get(f"../{name}", "")
 
     def shared_state(self, spec: Spec | None = None) -> dict[str, np.ndarray]:
-        """Read the state that the server sends; errors as in `base` and `load_state`."""
-        self.base()
+        """Read the state that the server sends; errors as in `start_sum` and `load_state`."""
+        self.start_sum()
         return load_state(self.global_state, spec)
 
     def write_sample(self, clients: Sequence[str], jobs: int) -> None:

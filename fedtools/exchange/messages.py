@@ -171,7 +171,7 @@ def read_messages(
     jobs: Sequence[Sequence[str]],
     sampled: Sequence[str],
     payload: Payload,
-    base: str,
+    start_sum: str,
     limits: Limits | None = None,
 ) -> tuple[list[Message], list[Refusal]]:
     """Validate every message of a round, without reading tensors; features are read.
@@ -185,7 +185,7 @@ def read_messages(
         round_dir: the round's directory.
         jobs: the clients of each job.
         sampled: the clients of the round, in the order in which they are returned.
-        payload, base: as in `MessageWriter`.
+        payload, start_sum: as in `MessageWriter`.
         limits: upper limits on a client's numbers.
 
     Returns:
@@ -198,7 +198,7 @@ def read_messages(
     came: dict[str, Message | Refusal] = {}
     for job, clients in enumerate(jobs, 1):
         try:
-            rows = _Job(round_dir, job, clients, payload, base, limits or Limits()).rows()
+            rows = _Job(round_dir, job, clients, payload, start_sum, limits or Limits()).rows()
         except UserError as error:
             reason = f"sent nothing that could be read; {_reason_of(error, round_dir)}"
             rows = {client: Refusal(client, reason) for client in clients}
@@ -255,7 +255,7 @@ class _Job:
     number: int
     clients: Sequence[str]
     payload: Payload
-    base: str
+    start_sum: str
     limits: Limits
 
     def rows(self) -> dict[str, Message | Refusal]:
@@ -322,7 +322,7 @@ class _Job:
         loss, seconds = (_real(row, column, table, line) for column in ("loss", "seconds"))
         if problem := self._beyond(client, utterances, steps, loss, seconds):
             raise UserError(problem, path=table, line=line)
-        if row["base"] != self.base:
+        if row["base"] != self.start_sum:
             raise UserError("started from another global state", path=table, line=line)
         size, frames, sums = row_bytes(self.payload.tensors), 0, dict[str, str]()
         if self.payload.features:
@@ -398,17 +398,17 @@ class MessageWriter:
         job: the job's number.
         clients: the job's clients, in the order of their rows.
         payload: what each client sends.
-        base: SHA-256 of the global state that the clients started from.
+        start_sum: SHA-256 of the global state that the clients started from.
     """
 
     def __init__(
-        self, round_dir: Path, job: int, clients: Sequence[str], payload: Payload, base: str
+        self, round_dir: Path, job: int, clients: Sequence[str], payload: Payload, start_sum: str
     ):
         self._tensors, self._table = paths_of(round_dir, job)
         self._row = {check_id(client, "client"): row for row, client in enumerate(clients)}
         if len(self._row) < len(clients):
             raise ValueError(f"a client is duplicated in {clients}")
-        self._payload, self._base = payload, base
+        self._payload, self._start_sum = payload, start_sum
         self._written: dict[str, dict[str, object]] = {}
         # The table first: it marks the job as complete, and without it other files do not count.
         remove(self._table)
@@ -493,7 +493,7 @@ class MessageWriter:
             "loss": rounded(report.loss, _LOSS) if not report.reason else "0.0",
             "seconds": rounded(report.seconds, _SECONDS),
             "bytes": size,
-            "base": self._base,
+            "base": self._start_sum,
             "status": status_of(report.reason, report.empty_labels),
         }
 
@@ -517,7 +517,7 @@ class MessageWriter:
 
 
 def job_complete(
-    round_dir: Path, job: int, clients: Sequence[str], payload: Payload, base: str
+    round_dir: Path, job: int, clients: Sequence[str], payload: Payload, start_sum: str
 ) -> bool:
     """Return whether a job's files are complete, for exactly these clients and this base.
 
@@ -535,7 +535,7 @@ def job_complete(
     except (FileNotFoundError, UserError):
         return False
     bases = {row["base"] for row in rows}
-    return bases <= {base} and [row["client"] for row in rows] == list(clients)
+    return bases <= {start_sum} and [row["client"] for row in rows] == list(clients)
 
 
 # Files open at a time in each thread; all threads together stay below the limit of a process.

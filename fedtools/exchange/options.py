@@ -20,7 +20,7 @@ Rounds = Annotated[int, Ge(1), Le(MOST_ROUNDS)]
 class Options:
     """The options of an experiment, in the order of config.yaml.
 
-    These options are checked by `fedtools init`, and by `read_frozen` when an experiment is opened.
+    These options are checked by `fedtools init`, and by `read_fixed` when an experiment is opened.
     Their owners check the sections at the same times: `make_method` checks `method_conf`; the task
     checks `training`, in `begin` or its constructor; and the builder of the model checks `model`,
     for speech recognition ESPnet's classes. A checked section is an object from there on. Sections
@@ -76,8 +76,8 @@ class Options:
 NAMES = tuple(field.name for field in fields(Options))
 
 
-def read_frozen(path: Path) -> Options:
-    """Read the options that `fedtools init` has frozen; all must be there.
+def read_fixed(path: Path) -> Options:
+    """Read the options that `fedtools init` has fixed; all must be there.
 
     Raises:
         UserError: if an option is missing, unknown or of the wrong type.

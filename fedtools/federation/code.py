@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtools.core.atomic import sha256
-from fedtools.core.config import declared, freeze, read_yaml
+from fedtools.core.config import declared, fix, read_yaml
 from fedtools.core.errors import UserError
 from fedtools.core.registry import own_folders
 from fedtools.exchange.experiment import Experiment
@@ -72,7 +72,7 @@ def write_code(experiment: Path, own: Mapping[str, Path]) -> None:
     """Write the sums of the user's own files of a new experiment, if there are any."""
     if own:
         sums = {module: sha256(file) for module, file in own.items()}
-        freeze(experiment / CODE, sums, "other code")
+        fix(experiment / CODE, sums, "other code")
 
 
 def check_code(experiment: Experiment, method: Method, task: type[Task[Any]]) -> None:

@@ -40,7 +40,7 @@ def evaluate(
 
     Returns:
         the rows of the file, see `Facts.header`; loss in nats per utterance, rates in %. The words
-        of languages written without spaces are characters (`fedtools.data.units`).
+        of languages written without spaces are characters (`fedtools.data.text_units`).
     """
     experiment = federation.experiment
     path, facts = experiment.evaluation(split), federation.facts

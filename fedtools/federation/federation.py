@@ -23,7 +23,7 @@ from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Phase
 from fedtools.tasks import facts_of
 from fedtools.tasks.base import MissingData, NoData, task_of
-from fedtools.tasks.facts import ALL, check_frozen
+from fedtools.tasks.facts import ALL, check_fixed
 from fedtools.tasks.parts import MODELS
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Federation:
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         self.experiment = Experiment(path)
-        check_frozen(self.experiment)
+        check_fixed(self.experiment)
         options = self.experiment.options
         self.where = self.experiment.path / "config.yaml"
         self.facts = facts_of(options.task, self.where)

@@ -1,4 +1,4 @@
-"""Initialisation of an experiment: frozen configuration and first round's shared tensors."""
+"""Initialisation of an experiment: fixed configuration and first round's shared tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from fedtools.core.atomic import atomic_path, sha256
 from fedtools.core.config import (
-    freeze,
+    fix,
     from_mapping,
     merge,
     option_error,
@@ -105,8 +105,8 @@ def init(
     made = make_method(method, options.method_conf, where)
     clients = _clients_of(facts, folders["train"], made)
     known: dict[str, Any] = {"clients": len(clients), "rounds": made.rounds or options.rounds}
-    known["model"] = facts.frozen_model(options.model)
-    known["training"] = facts.frozen_training(options.model, options.training, where)
+    known["model"] = facts.fixed_model(options.model)
+    known["training"] = facts.fixed_training(options.model, options.training, where)
     options = from_mapping(Options, vars(options) | known, where)
     # Frozen separately from the options, since data of the same path can be replaced.
     reads_labels = facts.reads_labels(options.training)
@@ -125,7 +125,7 @@ def init(
     states: tuple[State, State] = ({}, {})
     own: dict[str, Path] = {}
     if not begun:
-        # Before anything is frozen, so that a failure to create the model leaves no files.
+        # Before anything is fixed, so that a failure to create the model leaves no files.
         start_from = Path(start) if start else None
         new = NewExperiment(options, made, folders, others, start_from, where)
         states = _begin(facts, new, seed)
@@ -135,14 +135,14 @@ def init(
     # What clients send, and what is measured on their data, is nobody else's to read.
     make_private(path)
     with lock(path, "rounds"):
-        _freeze_options(path / "config.yaml", options, begun)
-        _freeze_data(path / "data.yaml", identities)
+        _fix_options(path / "config.yaml", options, begun)
+        _fix_data(path / "data.yaml", identities)
         if not begun:
             _write(path, files, clients, states)
             record(path, own.values())
             write_code(path, own)
             _close(path, files, facts, made)
-        Experiment(path).check_frozen()
+        Experiment(path).check_fixed()
     return "" if begun else _size_of(Experiment(path), made, *states)
 
 
@@ -186,28 +186,28 @@ def _begin(facts: Facts, new: NewExperiment[Method], seed: int) -> tuple[State, 
     return task_of(facts).begin(new)
 
 
-def _freeze_data(path: Path, sums: Mapping[str, Mapping[str, str]]) -> None:
-    """Freeze the sums of the data, and the kind of features where it was known at first."""
+def _fix_data(path: Path, sums: Mapping[str, Mapping[str, str]]) -> None:
+    """Fix the sums of the data, and the kind of features where it was known at first."""
     begun = read_yaml(path) if path.exists() else {}
     old = {split for split, one in begun.items() if KIND not in one}
     kept = {
         split: {name: one for name, one in found.items() if name != KIND or split not in old}
         for split, found in sums.items()
     }
-    freeze(path, kept, "other data")
+    fix(path, kept, "other data")
 
 
-def _freeze_options(path: Path, options: Options, begun: bool) -> None:
-    """Freeze the options.
+def _fix_options(path: Path, options: Options, begun: bool) -> None:
+    """Fix the options.
 
     Args:
         begun: whether the file has the defaults; what they are now is compared when the experiment
             is opened.
     """
-    frozen = dict(vars(options))
+    fixed = dict(vars(options))
     if begun and path.exists():
-        frozen["defaults"] = read_yaml(path).get("defaults")
-    freeze(path, frozen)
+        fixed["defaults"] = read_yaml(path).get("defaults")
+    fix(path, fixed)
 
 
 def _write(

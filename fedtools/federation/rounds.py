@@ -23,7 +23,7 @@ from fedtools.core.errors import UserError
 from fedtools.core.locks import lock
 from fedtools.core.progress import Lines
 from fedtools.core.signals import uninterrupted
-from fedtools.data.units import read_unit
+from fedtools.data.text_units import read_text_unit
 from fedtools.exchange.commands import add_command
 from fedtools.federation.evaluate import evaluate
 from fedtools.federation.federation import Federation
@@ -99,7 +99,7 @@ def _measured(federation: Federation, number: int, split: str) -> str:
     rate = federation.facts.rate
     rows = evaluate(federation, [number], split)
     values = [float(row[rate]) for row in rows if int(row["round"]) == number]
-    name = read_unit(federation.task.data_path(split)).title if rate == "wer" else rate
+    name = read_text_unit(federation.task.data_path(split)).title if rate == "wer" else rate
     return f"{split} {name} {math.fsum(values) / len(values):.1f} %"
 
 

@@ -50,7 +50,7 @@ def sample(experiment: Experiment, method: Method, number: int, jobs: int) -> li
     """Sample the clients of a round and cut them into jobs, unless this was done before."""
     folder = experiment.round(number)
     folder.require_begun("be sampled")
-    folder.base()
+    folder.start_sum()
     clients = draw(experiment, number, method.phase(number))
     wanted = max(1, min(jobs, len(clients)))
     if not folder.is_sampled():
@@ -78,10 +78,10 @@ def train_local(federation: Federation, number: int, job: int) -> None:
     phase = federation.method.phase(number)
     units = units_of(federation, sampled, number, jobs)[job - 1]
     clients = [client for unit in units for client in unit]
-    payload, base = federation.payload(phase), folder.base()
-    if job_complete(folder.path, job, clients, payload, base):
+    payload, start_sum = federation.payload(phase), folder.start_sum()
+    if job_complete(folder.path, job, clients, payload, start_sum):
         return
-    with MessageWriter(folder.path, job, clients, payload, base) as writer:
+    with MessageWriter(folder.path, job, clients, payload, start_sum) as writer:
         for unit in units:
             begun = time.monotonic()
             sent = federation.work(unit, number, phase)
@@ -145,16 +145,18 @@ def aggregate(federation: Federation, number: int) -> float:
         return math.nan
     begun = time.monotonic()
     phase = method.phase(number)
-    sampled, base = draw(experiment, number, phase), folder.base()
+    sampled, start_sum = draw(experiment, number, phase), folder.start_sum()
     parameters = frozenset(federation.states.parameters)
-    round = Round(experiment, number, sampled, base, federation.payload(phase), parameters)
+    round = Round(experiment, number, sampled, start_sum, federation.payload(phase), parameters)
     messages: list[Message] = []
     refusals: list[Refusal] = []
     if sampled:
         _check_sampled(folder, sampled)
         limits = federation.task.limits(phase, _seconds_since_sampled(folder))
         jobs = jobs_of(federation, number)
-        messages, refusals = read_messages(folder.path, jobs, sampled, round.payload, base, limits)
+        messages, refusals = read_messages(
+            folder.path, jobs, sampled, round.payload, start_sum, limits
+        )
     learner = federation.learner(number) if phase.server_trains else None
     protection = federation.task.protection
     release = protection.release(number) if protection else None
@@ -263,7 +265,7 @@ def _sizes_down(federation: Federation, round: Round) -> Mapping[str, int]:
     size = path.stat().st_size if federation.states.shared_spec else 0
     held: set[str] = set()
     before = round.number - 1
-    while size and before > 0 and experiment.round(before).recorded_base() == round.base:
+    while size and before > 0 and experiment.round(before).recorded_start_sum() == round.start_sum:
         held.update(experiment.round(before).sampled())
         before -= 1
     return {client: 0 if client in held else size for client in round.sampled}

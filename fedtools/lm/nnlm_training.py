@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from fedtools.core.atomic import sha256
-from fedtools.core.config import Natural, Positive, freeze, from_mapping, read_yaml
+from fedtools.core.config import Natural, Positive, fix, from_mapping, read_yaml
 from fedtools.core.errors import UserError
 from fedtools.core.locks import lock
 from fedtools.core.progress import Count
@@ -193,7 +193,7 @@ def _freeze(out: Path, content: dict[str, Any]) -> None:
     # Left by a training that failed in its first epoch, perhaps because of its options.
     if not begun and path.exists() and read_yaml(path).keys() == content.keys():
         path.unlink()
-    freeze(path, content, "other options or other text")
+    fix(path, content, "other options or other text")
 
 
 def perplexity(model: nn.Module, sentences: Sequence[list[int]], batch_words: int) -> float:

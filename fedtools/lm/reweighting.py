@@ -19,7 +19,7 @@ from fedtools.lm.word_scores import Rescored
 
 
 @dataclass(frozen=True)
-class Weights:
+class ListWeights:
     """How a hypothesis is scored: acoustic + lm_weight x (n-gram and NNLM) + word_score x words.
 
     Attributes:
@@ -35,7 +35,7 @@ class Weights:
     bonus: NonNegative = 0.0
 
 
-def warn_of_no_lm(rescored: Rescored, weights: Weights, path: str | Path) -> None:
+def warn_of_no_lm(rescored: Rescored, weights: ListWeights, path: str | Path) -> None:
     """Warn on stderr if the NNLM shares its weight with a language model that has no scores.
 
     Lists from ESPnet, or from greedy search, have no score of a first pass' language model.
@@ -73,7 +73,7 @@ class Lists:
         ranks: (H,), from 1, in the first pass.
     """
 
-    def __init__(self, rescored: Rescored, weights: Weights, covered: np.ndarray | None = None):
+    def __init__(self, rescored: Rescored, weights: ListWeights, covered: np.ndarray | None = None):
         self.rescored, self.weights = rescored, weights
         self.background = background_of(rescored.unigram)
         lm = (1 - weights.nnlm) * rescored.lm + weights.nnlm * rescored.sentence_scores()

@@ -32,7 +32,7 @@ import numpy as np
 
 from fedtools.client.unit import Trained
 from fedtools.core.config import AboveZero, NonNegative, Section, from_mapping
-from fedtools.lm.reweighting import Weights
+from fedtools.lm.reweighting import ListWeights
 from fedtools.methods import METHODS
 from fedtools.methods.base import COUNTS, Method, Phase, TaskPart
 from fedtools.privacy.bounds import Utterances
@@ -238,8 +238,8 @@ class ClientState:
 
 @METHODS.register("fmp")
 @dataclass(frozen=True)
-class FMP(Method, Adaptation, Weights):
-    """Algorithm 1, with the options of `Adaptation` and `fedtools.lm.reweighting.Weights`, and:
+class FMP(Method, Adaptation, ListWeights):
+    """Algorithm 1, with the options of `Adaptation` and `fedtools.lm.reweighting.ListWeights`, and:
 
     Attributes:
         sends: "cumulative", all counts of a client so far, as in equation 6; "increments", the
@@ -334,7 +334,7 @@ class FMP(Method, Adaptation, Weights):
         return Plan(self.protection, rounds, self.clock is None)
 
     def part(self, kind: type[Part]) -> Part:
-        """Return the options that belong to `kind`, `Adaptation` or `Weights`."""
+        """Return the options that belong to `kind`, `Adaptation` or `ListWeights`."""
         return kind(**{one.name: getattr(self, one.name) for one in fields(kind)})
 
     def phase(self, number: int) -> Phase:

@@ -70,7 +70,7 @@ COLUMNS = ("round", "draw", "sha256")
 # The name of the server as a sender, which no client can have.
 SERVER_NAME = "-"
 _FIXED = " fixed"
-# In the record next to the key: the sums of these frozen files, and the mark of a folder's end.
+# In the record next to the key: the sums of these fixed files, and the mark of a folder's end.
 _PINNED, _PINS, _REPLACED = "sha256sums", ("config.yaml", "data.yaml", "clients.txt"), "replaced"
 FIXED_WARNING = (
     f"the nonce of the noise was set by {VARIABLE}: other experiments may have the same noise, and "
@@ -180,7 +180,7 @@ class Record:
 
         Raises:
             UserError: if the record next to the key is missing, others can write to it, or the
-                experiment's frozen files differ from those it began with.
+                experiment's fixed files differ from those it began with.
         """
         chosen = os.environ.get(VARIABLE, self.nonce.text)
         if chosen not in ("", self.nonce.text):

@@ -30,7 +30,7 @@ import numpy as np
 from fedtools.core.atomic import atomic_write
 from fedtools.core.errors import UserError
 from fedtools.core.text_files import lines_of, read_bytes
-from fedtools.data.units import CHARACTER, WORD, Unit
+from fedtools.data.text_units import CHARACTER, WORD, TextUnit
 from fedtools.decode.lists import TunedWeights
 from fedtools.report.options import page_facts
 from fedtools.report.page import Cells, Contents, Page
@@ -400,7 +400,7 @@ class _Table:
             yield system, Utterances(keys, tokens, dict(zip(self.rates, own, strict=True)))
 
 
-def _unit(columns: Sequence[str]) -> Unit:
+def _unit(columns: Sequence[str]) -> TextUnit:
     return WORD if WORD.rate in columns else CHARACTER
 
 

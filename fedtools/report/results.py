@@ -12,7 +12,7 @@ from pathlib import Path
 from fedtools.core.errors import UserError, some
 from fedtools.core.tables import count, format_table, number, read_tsv, size_text
 from fedtools.core.text_files import stream_lines
-from fedtools.data.units import Unit
+from fedtools.data.text_units import TextUnit
 from fedtools.decode.lists import TunedWeights, used_weights
 from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.ledger import SERVER_ROW, read_ledger
@@ -24,7 +24,7 @@ from fedtools.score.bootstrap import ALL, AVERAGE
 from fedtools.score.crossed import mean_bounds
 from fedtools.score.pairs import cuts_of
 from fedtools.score.utterances import FILE, Utterances
-from fedtools.score.wer import columns_of, unit_of_columns
+from fedtools.score.wer import columns_of, text_unit_of_columns
 from fedtools.tasks import facts_of
 from fedtools.tasks.facts import Facts
 
@@ -91,7 +91,7 @@ class Run:
     name: str
     cost: Cost
     seed: int | None
-    unit: Unit
+    unit: TextUnit
     scored: dict[str, tuple[int, int, int]]
     rates: dict[str, dict[str, Interval]]
     curve: dict[int, dict[str, float]]
@@ -349,7 +349,7 @@ def check_comparable(runs: Sequence[Run]) -> None:
 
 def _read_counts(
     path: Path,
-    unit: Unit,
+    unit: TextUnit,
     scored: Mapping[str, tuple[int, int, int]],
     rates: Mapping[str, Mapping[str, Interval]],
 ) -> Utterances:
@@ -372,8 +372,8 @@ def _read_counts(
 
 def _read_scores(
     path: Path,
-) -> tuple[Unit, dict[str, tuple[int, int, int]], dict[str, dict[str, Interval]]]:
-    unit = unit_of_columns(next(stream_lines(path), "").split("\t"))
+) -> tuple[TextUnit, dict[str, tuple[int, int, int]], dict[str, dict[str, Interval]]]:
+    unit = text_unit_of_columns(next(stream_lines(path), "").split("\t"))
     rows = read_tsv(path, columns_of(unit))
     if [row["client"] for row in rows[-2:]] != [AVERAGE, ALL]:
         problem = f"the last rows are not {AVERAGE} and {ALL}"

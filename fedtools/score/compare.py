@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedtools.core.tables import format_table, write_tsv
-from fedtools.data.units import CHARACTER, WORD, Unit
+from fedtools.data.text_units import CHARACTER, WORD, TextUnit
 from fedtools.score.align import Counts
 from fedtools.score.bootstrap import AVERAGE, interval
 from fedtools.score.mapsswe import mapsswe
@@ -20,7 +20,7 @@ _DIFFERENCE = ("difference", "difference_low", "difference_high")
 _TEST = ("segments", "segment_difference", "z", "p")
 
 
-def columns_of(unit: Unit) -> tuple[str, ...]:
+def columns_of(unit: TextUnit) -> tuple[str, ...]:
     """Return the columns of the table that `compare` writes."""
     return "client", f"{unit.rate}_a", f"{unit.rate}_b", *_DIFFERENCE, *_TEST
 
@@ -39,7 +39,7 @@ def compare(
 ) -> list[dict[str, object]]:
     """Compare two systems' word errors, for each client, on average, and over all.
 
-    Where a language is written without spaces, characters are counted (`fedtools.data.units`).
+    Where a language is written without spaces, characters are counted (`fedtools.data.text_units`).
     The difference of the rates, A minus B, comes with the 95 % interval of a bootstrap that draws
     the same speakers for both; z and p come from the matched-pair test (see `mapsswe`), which has
     no average over clients.

@@ -11,7 +11,7 @@ import numpy as np
 from fedtools.core.errors import UserError
 from fedtools.data import trn
 from fedtools.data.datadir import DataDir, invert, read_table
-from fedtools.data.units import UTT2LANG, WORD, Unit, read_unit
+from fedtools.data.text_units import UTT2LANG, WORD, TextUnit, read_text_unit
 from fedtools.score.align import Counts, align
 from fedtools.score.bootstrap import ALL, AVERAGE, error_rates, resample
 from fedtools.score.text_rule import TextRule, plain
@@ -20,7 +20,7 @@ from fedtools.score.text_rule import TextRule, plain
 Cuts = dict[str, Callable[[str], list[str]]]
 
 
-def cuts_of(unit: Unit) -> Cuts:
+def cuts_of(unit: TextUnit) -> Cuts:
     """Return the rates of a language, the main one first; a unit other than words has one rate."""
     if unit is WORD:
         return {"wer": trn.words, "cer": trn.characters}
@@ -40,7 +40,7 @@ class References:
     text: dict[str, str]
     utt2spk: dict[str, str]
     clients: dict[str, list[str]]
-    unit: Unit
+    unit: TextUnit
     rule: TextRule = "none"
     languages: dict[str, str] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ class References:
                     problem = f"a client is named {client!r}, like the total in the table"
                     raise UserError(problem, path=path / "utt2client", remedy="rename it")
         languages = read_table(path / UTT2LANG) if (path / UTT2LANG).exists() else {}
-        ruled = cls(path, {}, data.utt2spk, clients, read_unit(path), rule, languages)
+        ruled = cls(path, {}, data.utt2spk, clients, read_text_unit(path), rule, languages)
         text = ruled.apply(data.text)
         for client, utts in clients.items():
             if not any(trn.words(text[utt]) for utt in utts):

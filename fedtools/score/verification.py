@@ -26,7 +26,7 @@ _SCORES = 1000
 # With fewer target trials an error rate alone would mislead.
 MIN_TARGETS = 20
 # The most weights of drawn trials at a time, which bounds the memory.
-_WEIGHTS = 4_000_000
+_MOST_VALUES = 4_000_000
 
 
 class DetCurve(NamedTuple):
@@ -219,7 +219,7 @@ def drawn_error_rates(
     edges = _edges(ranks[targets], ranks[~targets])
     place = np.searchsorted(edges, ranks)
     rates = []
-    for some in np.array_split(draws, -(-len(draws) * len(scores) // _WEIGHTS)):
+    for some in np.array_split(draws, -(-len(draws) * len(scores) // _MOST_VALUES)):
         often = np.ascontiguousarray(some.T, np.float64)
         # Both sides of a target trial are of one speaker.
         same = _at_edges(place[targets], often[sides[targets, 0]], len(edges))

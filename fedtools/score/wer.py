@@ -11,7 +11,7 @@ from fedtools.core.atomic import write_text
 from fedtools.core.tables import format_table, write_tsv
 from fedtools.data import trn
 from fedtools.data.datadir import invert
-from fedtools.data.units import CHARACTER, WORD, Unit
+from fedtools.data.text_units import CHARACTER, WORD, TextUnit
 from fedtools.score import utterances
 from fedtools.score.align import Counts
 from fedtools.score.bootstrap import interval
@@ -31,7 +31,7 @@ COUNTED = ("substitutions", "deletions", "insertions")
 _SUMMED = ("tokens", "errors")
 
 
-def columns_of(unit: Unit) -> tuple[str, ...]:
+def columns_of(unit: TextUnit) -> tuple[str, ...]:
     """Return the columns of `wer.tsv`, with the bounds of a rate's interval after the rate."""
     rates = (f"{rate}{end}" for rate in cuts_of(unit) for end in ("", "_low", "_high"))
     return "client", "speakers", "utterances", unit.plural, *COUNTED, *rates
@@ -53,8 +53,8 @@ def score(
     Writes `score_wer/` and `score_cer/`, each with `ref.trn`, `hyp.trn` (for `sclite -i rm`) and
     `result.txt`, then `utterances.tsv`, the counts of each utterance, and last `wer.tsv`: a row for
     each client, then `average`, the mean of the clients' rates, and `all`, the rate over all
-    utterances. A language that is written without spaces (see `fedtools.data.units`) has no words:
-    `score_wer/` is left out, and the tables have only characters and their rate.
+    utterances. A language that is written without spaces (see `fedtools.data.text_units`) has no
+    words: `score_wer/` is left out, and the tables have only characters and their rate.
 
     Args:
         data_dir: holds `text`, `utt2spk` and, optionally, `utt2client` and `utt2lang`.
@@ -93,7 +93,7 @@ def score(
 def score_table(rows: Iterable[dict[str, object]]) -> str:
     """Format the rows of `wer.tsv` as an aligned table, with a note if characters are counted."""
     rows = list(rows)
-    unit = unit_of_columns(rows[0])
+    unit = text_unit_of_columns(rows[0])
     counts = ["client", "speakers", "utterances", unit.plural, "sub", "del", "ins"]
     cells = []
     for row in rows:
@@ -105,12 +105,12 @@ def score_table(rows: Iterable[dict[str, object]]) -> str:
     return with_note(unit, format_table([*counts, *rates], cells))
 
 
-def unit_of_columns(columns: Collection[str]) -> Unit:
+def text_unit_of_columns(columns: Collection[str]) -> TextUnit:
     """Return the unit that a table of these columns counts."""
     return CHARACTER if CHARACTER.plural in columns else WORD
 
 
-def with_note(unit: Unit, table: str) -> str:
+def with_note(unit: TextUnit, table: str) -> str:
     """Put a line that defines the rates above a table, if they are not of words."""
     return f"{unit.title} {unit.note}\n\n{table}" if unit.note else table
 

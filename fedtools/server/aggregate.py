@@ -47,13 +47,13 @@ class Bound:
     """Bound on the distance of an update from the state that it started from.
 
     Attributes:
-        base: the file of that state.
+        sent_state: the file of that state.
         ratio: the largest ratio of an update's norm to the median norm of the round's updates
             (the lower median of an even number), see `over_median`; applied separately to the norm
             of its statistics; 0 for no bound.
     """
 
-    base: Path
+    sent_state: Path
     ratio: float
 
 
@@ -166,8 +166,8 @@ def _sum(
         with atomic_path(out_path) as temporary, open(temporary, "r+b") as file:
             file.write(header)
             file.flush()
-            base = (bound.base, read_layout(bound.base)) if bound else None
-            work = _Work(messages, scaled, total, layout, values, base)
+            sent_state = (bound.sent_state, read_layout(bound.sent_state)) if bound else None
+            work = _Work(messages, scaled, total, layout, values, sent_state)
             squares, magnitudes = work.run(file.fileno())
             if bound and (far := _outside(messages, squares, bound)):
                 raise _Refused(far)
@@ -204,7 +204,7 @@ def _outside(
     found: dict[str, str] = {}
     for part, of_part in squares.items():
         norms = np.sqrt(of_part).tolist()
-        for index, limit in over_median(norms, bound.ratio, partial(_norm, bound.base, part)):
+        for index, limit in over_median(norms, bound.ratio, partial(_norm, bound.sent_state, part)):
             reason = f"{part} of norm {norms[index]:.3g}, {limit}"
             found.setdefault(messages[index].client, reason)
     return found
@@ -291,7 +291,7 @@ class _Work(NamedTuple):
     total: float
     layout: Layout
     values: Mapping[str, Values]
-    base: tuple[Path, Layout] | None
+    sent_state: tuple[Path, Layout] | None
 
     def run(self, out: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Write the sum to a file.
@@ -342,7 +342,7 @@ class _Work(NamedTuple):
         """Compute the sum of a piece, and the squared norms and magnitudes of each message."""
         sums = np.zeros(piece.size)
         squares, magnitudes = np.zeros(len(self.messages)), np.zeros(len(self.messages))
-        base, bounds = self._base(piece), self.values.get(piece.name)
+        sent_state, bounds = self._sent_state(piece), self.values.get(piece.name)
         for start, stop in _blocks(runs, piece):
             block = _as_rows(buffer.view(piece.kind), stop - start, piece.size)
             if not files.read(self.messages[start], piece.name, piece.skip, block):
@@ -352,17 +352,17 @@ class _Work(NamedTuple):
                     raise _Refused
                 magnitudes[start:stop] = np.abs(block).sum(1, dtype=np.float64)
             _add(sums, block, self.weights[start:stop], scratch)
-            if base is not None:
+            if sent_state is not None:
                 apart = _as_rows(scratch, stop - start, piece.size)
-                np.subtract(block, base, out=apart)
+                np.subtract(block, sent_state, out=apart)
                 squares[start:stop] = np.square(apart, out=apart).sum(1)
         return sums, squares, magnitudes
 
-    def _base(self, piece: _Piece) -> np.ndarray | None:
+    def _sent_state(self, piece: _Piece) -> np.ndarray | None:
         """Return this piece of the state that the clients started from."""
-        if self.base is None:
+        if self.sent_state is None:
             return None
-        path, layout = self.base
+        path, layout = self.sent_state
         with open(path, "rb") as file:
             return _read(file, path, layout, piece)
 

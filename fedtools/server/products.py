@@ -118,7 +118,7 @@ def _outside(
     """Return refusals of clients whose products changed too much, see `over_median`."""
     if bound is None or not (bound.ratio > 0 and len(kept) > 1):
         return []
-    begun = load_state(bound.base)
+    begun = load_state(bound.sent_state)
     down, up = FACTORS
     before = {
         layer: (begun[layer + down].astype("f8"), begun[layer + up].astype("f8"))

@@ -28,7 +28,7 @@ from fedtools.exchange.states import load_state, save_state
 from fedtools.models.adapt.adaptation import combine_of
 from fedtools.server.aggregate import Bound, check_min_clients
 from fedtools.server.products import Adapters, combine_models
-from fedtools.server.shares import Rules, dominant, most_of, weights_of
+from fedtools.server.shares import Rules, client_weights, dominant, most_of
 
 if TYPE_CHECKING:
     from fedtools.client.client import Client
@@ -45,7 +45,7 @@ class Round:
         experiment: the opened experiment.
         number: the round.
         sampled: the clients that take part.
-        base: the SHA-256 sum of the state that the server sent.
+        start_sum: the SHA-256 sum of the state that the server sent.
         payload: what each client sends.
         parameters: the names of the tensors that a server's optimiser may change.
     """
@@ -53,7 +53,7 @@ class Round:
     experiment: Experiment
     number: int
     sampled: Sequence[str]
-    base: str
+    start_sum: str
     payload: Payload
     parameters: frozenset[str]
 
@@ -219,7 +219,7 @@ class Server:
         self._check_enough()
 
     def _weights(self) -> list[float]:
-        weights = weights_of(self._rules, self.messages)
+        weights = client_weights(self._rules, self.messages)
         for index, weight in enumerate(weights):
             own = self._rules.weight(self.messages[index].utterances)
             if own > weight:

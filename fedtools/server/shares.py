@@ -60,7 +60,7 @@ def dominant(amounts: Sequence[float]) -> list[int]:
     return large if 2 * sum(amounts[at] for at in large) > total else []
 
 
-def weights_of(rules: Rules, messages: Sequence[Message]) -> list[float]:
+def client_weights(rules: Rules, messages: Sequence[Message]) -> list[float]:
     """Return each client's weight in the mean, bounded by `Method.max_weight_ratio`."""
     weights = [rules.weight(message.utterances) for message in messages]
     return bounded(weights, rules.max_weight_ratio)

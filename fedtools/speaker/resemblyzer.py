@@ -19,7 +19,7 @@ from fedtools.core.errors import UserError
 RATE = 16_000
 INSTALL = "run in the checkout: utils/resemblyzer.sh"
 # SHA-256 of the wheel's pretrained.pt. Another file would give other scores, and is not unpickled.
-_WEIGHTS = "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e"
+_MODEL_SUM = "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e"
 
 
 class VoiceEncoder:
@@ -37,7 +37,7 @@ class VoiceEncoder:
             problem = f"this needs Resemblyzer, which cannot be imported ({error})"
             raise UserError(problem, remedy=INSTALL) from None
         weights = Path(resemblyzer.__file__).with_name("pretrained.pt")
-        if sha256(weights) != _WEIGHTS:
+        if sha256(weights) != _MODEL_SUM:
             problem = "not the weights of Resemblyzer 0.1.4"
             raise UserError(problem, path=weights, remedy=f"remove that package, and {INSTALL}")
         self._package: Any = resemblyzer

@@ -40,7 +40,7 @@ class NewExperiment(Generic[By]):
     """An experiment to be created, as `Task.begin` receives it.
 
     Attributes:
-        options: the options that will be frozen.
+        options: the options that will be fixed.
         method: made from the options.
         data, assets: folders by split, and by asset name.
         start: the file of a full state to start from, or None.

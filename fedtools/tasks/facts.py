@@ -16,7 +16,7 @@ from fedtools.tasks import facts_of
 from fedtools.tasks.identity import KIND
 
 # (the section `model`, the section `training`, where they were read from) -> options.
-FrozenTraining = Callable[[Mapping[str, Any], Mapping[str, Any], str | Path], Mapping[str, Any]]
+FixedTraining = Callable[[Mapping[str, Any], Mapping[str, Any], str | Path], Mapping[str, Any]]
 
 # Stands for a client's name where data is measured as a whole.
 ALL = "all"
@@ -38,9 +38,9 @@ class Facts:
         files: (folders by split, assets by name, where the options were read from) -> the files
             that an experiment keeps a copy of; raises a UserError if an asset is missing.
         clients: data directory -> its clients, in C order; [] if it names none.
-        frozen_model: the section `model` -> what an experiment keeps of it, with sums of the files
+        fixed_model: the section `model` -> what an experiment keeps of it, with sums of the files
             that it names.
-        frozen_training: the sections `model` and `training` -> what an experiment keeps of the
+        fixed_training: the sections `model` and `training` -> what an experiment keeps of the
             latter.
         by_client: whether models are measured on each client's data even if all clients have the
             same model.
@@ -56,8 +56,8 @@ class Facts:
     clients: Callable[[Path], list[str]]
     by_client: bool
     reads_labels: Callable[[Mapping[str, object]], bool] = lambda training: True
-    frozen_model: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda model: model
-    frozen_training: FrozenTraining = lambda model, training, where: training
+    fixed_model: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda model: model
+    fixed_training: FixedTraining = lambda model, training, where: training
     counted: str = ""
 
     @property
@@ -66,14 +66,14 @@ class Facts:
         return ("round", "client", *self.columns)
 
 
-def check_frozen(experiment: Experiment) -> None:
+def check_fixed(experiment: Experiment) -> None:
     """Raise a `UserError` if anything that an experiment began with has changed.
 
     This includes a folder that its section `model` names.
     """
-    experiment.check_frozen()
+    experiment.check_fixed()
     facts = facts_of(experiment.options.task, experiment.path / "config.yaml")
-    facts.frozen_model(experiment.options.model)
+    facts.fixed_model(experiment.options.model)
 
 
 def check_assets(

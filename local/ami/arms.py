@@ -27,7 +27,7 @@ from fedtools.core.atomic import write_text
 from fedtools.core.config import read_yaml
 from fedtools.core.errors import UserError, exit_with_message
 from fedtools.core.tables import count, format_markdown, read_tsv, with_deviation
-from fedtools.data.units import WORD
+from fedtools.data.text_units import WORD
 from fedtools.federation.fmp.rows import ALL, COLUMNS, SOME
 from fedtools.report.intervals import record_file
 from fedtools.report.options import add_page_options, page_of

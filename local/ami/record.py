@@ -14,7 +14,7 @@ from typing import Final, Literal
 from summary import Row
 
 from fedtools.core.errors import UserError
-from fedtools.data.units import WORD
+from fedtools.data.text_units import WORD
 from fedtools.report import section as sections
 from fedtools.report.record import Strict
 from fedtools.report.section import Section, Seeds

@@ -28,7 +28,7 @@ from fedtools.core.atomic import write_text
 from fedtools.core.errors import UserError, exit_with_message
 from fedtools.core.tables import format_markdown, size_text, with_deviation
 from fedtools.data.datadir import DataDir, read_table
-from fedtools.data.units import WORD
+from fedtools.data.text_units import WORD
 from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.ledger import SERVER_ROW, read_ledger
 from fedtools.federation.fmp.spending import spending

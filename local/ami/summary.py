@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedtools.data.units import WORD
+from fedtools.data.text_units import WORD
 from fedtools.report.summary import Line, Summary, note, rate_of
 from fedtools.score.crossed import Difference, Effects, difference, differences, effects
 from fedtools.score.utterances import Utterances

@@ -53,7 +53,7 @@ from fedtools.core.recipe_sections import Corpus
 from fedtools.data.datadir import DataDir, check_id, write_table
 from fedtools.data.dropped import reasons_text
 from fedtools.data.languages import is_code
-from fedtools.data.units import UTT2LANG
+from fedtools.data.text_units import UTT2LANG
 
 # Longer clips are rarely a single sentence. With frames of 40 ms, CTC outputs at most 25 characters
 # a second.

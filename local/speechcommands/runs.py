@@ -68,7 +68,7 @@ class Run:
     """One experiment.
 
     Attributes:
-        experiment: its files and its frozen configuration.
+        experiment: its files and its fixed configuration.
         setting: the setting that it shares with runs of other seeds.
         accuracy: round -> accuracy on the test clips, in %, in order of rounds; only of rounds
             after which every run of the configuration is measured.

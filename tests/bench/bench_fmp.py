@@ -25,7 +25,7 @@ from fedtools.data.datadir import write_table
 from fedtools.data.nbest import Hypothesis, write_nbest
 from fedtools.federation.fmp.simulation import simulate
 from fedtools.federation.fmp.sweep import sweep
-from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.reweighting import Lists, ListWeights
 from fedtools.lm.stream import groups_of
 from fedtools.lm.vocabulary import END, UNKNOWN, Vocabulary, write_unigram
 from fedtools.lm.word_scores import Rescored
@@ -61,7 +61,7 @@ def random_lists(utterances: int, hypotheses: int, words: int) -> Lists:
         num_words=np.full(count, words - 1),
         ngram=None,
     )
-    return Lists(rescored, Weights())
+    return Lists(rescored, ListWeights())
 
 
 def write_stream(lists: Lists, folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.features import inversion
+from fedtools.attack.features import reconstruction
 from fedtools.attack.features.clustering import sort_speakers
 from fedtools.attack.features.figures import COLUMNS, Figure, Speakers, over_clients
 from fedtools.attack.features.picture import draw_speakers
@@ -82,10 +82,10 @@ def attack_features(federation: Federation, out: Path, options: Options) -> list
     if options.server_data:
         # The server has no audio of any client, whether it is attacked or not.
         clients = federation.experiment.clients
-        train, held, numbers = inversion.read_server_data(
+        train, held, numbers = reconstruction.read_server_data(
             federation, options.server_data, clients, options.seed
         )
-        inverter = inversion.open_inverter(
+        inverter = reconstruction.open_inverter(
             federation,
             train,
             options.server_data,
@@ -94,7 +94,7 @@ def attack_features(federation: Federation, out: Path, options: Options) -> list
             options.decoders,
         )
         speakers = Speakers(numbers, options.resamples, options.seed, SERVER_ROW)
-        for figure in inversion.held_out(federation, inverter, held, speakers):
+        for figure in reconstruction.held_out(federation, inverter, held, speakers):
             rows.append(figure.row(SERVER_ROW))
     found: list[Figure] = []
     for client in senders:
@@ -111,7 +111,7 @@ def attack_client(
     federation: Federation,
     number: int,
     victim: Victim,
-    inverter: inversion.Inverter | None,
+    inverter: reconstruction.Inverter | None,
     out: Path,
     options: Options,
 ) -> Iterator[Figure]:
@@ -135,7 +135,7 @@ def attack_client(
     else:
         yield from read_transcripts(federation, number, victim, speakers)
     if inverter:
-        yield from inversion.invert(federation, inverter, victim, speakers)
+        yield from reconstruction.invert(federation, inverter, victim, speakers)
 
 
 def attack_speakers(

@@ -3,7 +3,7 @@
 The attacker knows candidates with their transcripts, the global model, how clients train, and the
 updates of all clients of a round. Other clients' models are references that were not trained on a
 candidate; reference models that were trained on it are shadow models of the attacker. Beside this
-file, `scores` has the scores, `trials` the trials, and `shadows` the training of shadow models.
+file, `scores` has the scores, `candidates` the trials, and `shadows` the training of shadow models.
 
 A member is paired with a non-member of similar length: by the same speaker, if another client or a
 split that nobody trains on has one; and, as a control, by anybody else. An attack that does well on
@@ -28,6 +28,7 @@ import numpy as np
 from fedtools.attack.defences import Defence, Defended, defended
 from fedtools.attack.knowledge import ANY, NO_DEFENCE, SEMI, attackers
 from fedtools.attack.membership import shadows
+from fedtools.attack.membership.candidates import ANYBODY, SAME, Candidates, Draw
 from fedtools.attack.membership.evidence import Evidence
 from fedtools.attack.membership.scores import (
     NOBODY,
@@ -39,7 +40,6 @@ from fedtools.attack.membership.scores import (
     blind,
     scores_of,
 )
-from fedtools.attack.membership.trials import ANYBODY, SAME, Draw, Trials
 from fedtools.attack.options import Updates
 from fedtools.attack.victims import State, Victims, sound_victims
 from fedtools.core.errors import UserError
@@ -142,7 +142,7 @@ class World:
         defences: see `attack`; without `mean`.
 
     Attributes:
-        trials: client -> its trials.
+        candidates: client -> its trials.
         speaker: client -> the speaker with whom it is drawn for intervals.
     """
 
@@ -164,24 +164,24 @@ class World:
         self._victims: Victims = sound_victims(federation, [number])
         clients = sorted(self._victims.messages)
         self._draw = Draw(self._items, clients, options.each, options.references, seed)
-        drawn = ((client, self._draw.trials(client)) for client in clients)
-        self.trials: dict[str, Trials] = {client: one for client, one in drawn if one}
-        if not self.trials:
+        drawn = ((client, self._draw.candidates(client)) for client in clients)
+        self.candidates: dict[str, Candidates] = {client: one for client, one in drawn if one}
+        if not self.candidates:
             raise UserError("no client has members and others", path=federation.experiment.path)
         self.speaker = {
             client: min(one.speakers) if len(one.speakers) == 1 else client
-            for client, one in self.trials.items()
+            for client, one in self.candidates.items()
         }
         # The data of each shadow model.
         self._plans = {
             client: shadows.plan(self._draw, one, options.shadows, seed)
-            for client, one in self.trials.items()
+            for client, one in self.candidates.items()
         }
         self._evidence = Evidence(federation, number, self._items)
 
     def score(self) -> dict[str, Scored]:
         """Return the scores of all trials, by the kind of non-members: `SAME` or `ANYBODY`."""
-        start = self._evidence.begun([one.items for one in self.trials.values()])
+        start = self._evidence.begun([one.items for one in self.candidates.values()])
         versions = self._versions()
         seen = {
             (defence, attacker.name): self._seen(
@@ -192,7 +192,7 @@ class World:
         }
         found = {}
         for kind in (SAME, ANYBODY):
-            chosen = {client: one for client, one in self.trials.items() if kind in one.pairs}
+            chosen = {client: one for client, one in self.candidates.items() if kind in one.pairs}
             if chosen:
                 found[kind] = self._gathered(kind, chosen, seen, start)
         return found
@@ -204,7 +204,7 @@ class World:
         found = {one: _Version({}, {}) for one in (NO_DEFENCE, *behind)}
         for defence, pair, values in self._of_clients(behind):
             found[defence].clients[pair] = values
-        for client, one in counted(self.trials.items(), "membership: shadows", "clients"):
+        for client, one in counted(self.candidates.items(), "membership: shadows", "clients"):
             # All versions together, so that they share gradients.
             states, items = self._shadows(client, behind), one.items
             seen = dict(self._evidence.under(states, lambda _, items=items: items))
@@ -229,7 +229,7 @@ class World:
     def _seen(self, start: Mapping[str, float], sent: _Version, known: _Version) -> dict[str, Seen]:
         """Return each client's evidence under its own model and under an attacker's references."""
         found = {}
-        for client, one in self.trials.items():
+        for client, one in self.candidates.items():
             items, population = one.items, set(one.population)
             had = [np.isin(items, data) for data in self._plans[client]]
             had = np.reshape(had, (len(had), len(items), 1)).astype(bool)
@@ -254,7 +254,7 @@ class World:
         The models are those of each client, its cohort and its kin.
         """
         asked: dict[str, list[str]] = {}
-        for client, one in self.trials.items():
+        for client, one in self.candidates.items():
             for name in dict.fromkeys((client, *one.cohort, *one.kin)):
                 asked.setdefault(name, []).append(client)
         # Models that are needed for most trials come first, together, so that they share gradients.
@@ -268,19 +268,19 @@ class World:
 
         def wanted(key: tuple[str, str]) -> dict[str, None]:
             return dict.fromkeys(
-                item for client in asked[key[1]] for item in self.trials[client].items
+                item for client in asked[key[1]] for item in self.candidates[client].items
             )
 
         for (defence, name), values in self._evidence.under(states(), wanted):
             place = {item: index for index, item in enumerate(wanted((defence, name)))}
             for client in asked[name]:
-                own = [place[item] for item in self.trials[client].items]
+                own = [place[item] for item in self.candidates[client].items]
                 yield defence, (client, name), values[own]
 
     def _gathered(
         self,
         kind: str,
-        chosen: Mapping[str, Trials],
+        chosen: Mapping[str, Candidates],
         seen: Mapping[Known, Mapping[str, Seen]],
         start: Mapping[str, float],
     ) -> Scored:

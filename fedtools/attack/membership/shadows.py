@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from fedtools.attack.membership.trials import Draw, Trials
+from fedtools.attack.membership.candidates import Candidates, Draw
 from fedtools.attack.victims import State
 from fedtools.client.client import Client
 from fedtools.client.unit import Unit
@@ -30,14 +30,14 @@ from fedtools.tasks.base import Items
 from fedtools.tasks.parts import MODELS
 
 
-def plan(draw: Draw, trials: Trials, pairs: int, seed: int) -> list[list[str]]:
+def plan(draw: Draw, candidates: Candidates, pairs: int, seed: int) -> list[list[str]]:
     """Return the data of each of a client's shadow models; successive two are a pair."""
     found = []
     for number in range(pairs):
-        random = generator(seed, "membership", "shadow", trials.client, number)
-        tried = np.array(trials.nearest)
+        random = generator(seed, "membership", "shadow", candidates.client, number)
+        tried = np.array(candidates.nearest)
         first = random.integers(0, 2, len(tried))
-        rest = draw.fill(trials, draw.size(trials.client) - len(tried), random)
+        rest = draw.fill(candidates, draw.size(candidates.client) - len(tried), random)
         for side in (first, 1 - first):
             found.append([*tried[np.arange(len(tried)), side].tolist(), *rest])
     return found

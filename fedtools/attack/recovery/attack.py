@@ -4,7 +4,7 @@
 would (the best case, which papers report), and from what the client really sent, after all of its
 steps. Labels and lengths are known to the attacker, except for the label of a single clip, which is
 read from the output layer. `bag_of_words` recovers tokens.
-(`fedtools.attack.features.inversion` is a different attack, on features that clients sent.)
+(`fedtools.attack.features.reconstruction` is a different attack, on features that clients sent.)
 
 OUT/inversion.tsv        figures, see `fedtools.attack.recovery.recovered`
 OUT/inversion_parts.tsv  status of each attack: ok, or why it is not applicable

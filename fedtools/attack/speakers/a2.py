@@ -159,7 +159,7 @@ def attack(
     """
     Defence.parse(setup.defence)
     first = setup.rounds[0]
-    if known.experiment.round(first).base() != attacked.experiment.round(first).base():
+    if known.experiment.round(first).start_sum() != attacked.experiment.round(first).start_sum():
         problem = f"round {first} did not begin with the same model as in {known.experiment.path}"
         raise UserError(problem, path=attacked.experiment.path)
     ours, theirs = (sound_victims(one, setup.rounds) for one in (known, attacked))

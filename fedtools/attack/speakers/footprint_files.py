@@ -129,7 +129,7 @@ def write_footprints(
     table, made_from = out / f"models.{job}.tsv", out / f"footprints.{job}.yaml"
     origin = {**asdict(setup), "rounds": list(setup.rounds), "job": f"{job} of {jobs}"}
     del origin["held"]
-    origin["models"] = {str(n): federation.experiment.round(n).base() for n in setup.rounds}
+    origin["models"] = {str(n): federation.experiment.round(n).start_sum() for n in setup.rounds}
     origin["files"] = {
         str(path): sha256(path)
         for path in sorted({victims.messages[n].path for n in share if n in victims.messages})

@@ -27,8 +27,9 @@ import numpy as np
 
 from fedtools.attack.defences import Defence
 from fedtools.attack.knowledge import ANY, NO_DEFENCE, SEMI, Attacker, Block, Versions, attackers
-from fedtools.attack.options import Weights
-from fedtools.attack.speakers.changes import (
+from fedtools.attack.options import WeightsAttack
+from fedtools.attack.speakers.cohort import blocks, combine, cosines, score_pairs
+from fedtools.attack.speakers.compared_updates import (
     ALL,
     NOT_APPLICABLE,
     OK,
@@ -37,8 +38,7 @@ from fedtools.attack.speakers.changes import (
     find_models,
     products_of,
 )
-from fedtools.attack.speakers.cohort import blocks, combine, cosines, score_pairs
-from fedtools.attack.speakers.readings import CONSTANT, INPUT, read_inputs
+from fedtools.attack.speakers.readout_results import CONSTANT, INPUT, read_inputs
 from fedtools.attack.speakers.verify import COLUMNS, decide, draw_rates
 from fedtools.attack.updates import NotApplicable, Updates, behind_defence, find_updates, join
 from fedtools.core.atomic import scratch_dir
@@ -81,7 +81,7 @@ def attack(
     cohort: Sequence[Federation],
     table: Path | None,
     out: Path,
-    options: Weights,
+    options: WeightsAttack,
     setup: WeightsSetup,
 ) -> list[Mapping[str, object]]:
     """Decide trials of models by their updates; write the files above.
@@ -169,7 +169,7 @@ def _decide(
     layers: _Layers,
     described: list[PartStatus],
     out: Path,
-    options: Weights,
+    options: WeightsAttack,
     setup: WeightsSetup,
 ) -> list[Mapping[str, object]]:
     """Return the figures of each part, and of all parts together."""

@@ -11,13 +11,13 @@ from fedtools.core.errors import UserError
 from fedtools.core.progress import counted
 from fedtools.core.tables import read_tsv, write_tsv
 from fedtools.core.text_files import read_lines
-from fedtools.data.units import CHARACTER, WORD, Unit, read_unit
+from fedtools.data.text_units import CHARACTER, WORD, TextUnit, read_text_unit
 from fedtools.federation.evaluate import load_average
 from fedtools.federation.federation import Federation
 from fedtools.tasks.parts import CORPUS, MEASURED
 
 
-def columns_of(unit: Unit) -> tuple[str, ...]:
+def columns_of(unit: TextUnit) -> tuple[str, ...]:
     """Return the columns of the table."""
     return "name", "model", "data", unit.plural, "errors", unit.rate
 
@@ -28,7 +28,7 @@ def cross(
     """Write the WER of every client's averaged model on every client's utterances.
 
     Decoding is greedy. Languages written without spaces have CER instead of WER
-    (`fedtools.data.units`). Figure 3 of Zhu et al. (Interspeech 2022) shows these rates.
+    (`fedtools.data.text_units`). Figure 3 of Zhu et al. (Interspeech 2022) shows these rates.
 
     Args:
         experiments: experiments with their names, in which {} stands for the method's title.
@@ -43,7 +43,7 @@ def cross(
     Raises:
         UserError: if the data have no client of an experiment.
     """
-    rows, columns = [], columns_of(read_unit(data_path))
+    rows, columns = [], columns_of(read_text_unit(data_path))
     for name, federation in experiments:
         path, clients = federation.experiment.path, federation.experiment.clients
         task = federation.task

@@ -22,7 +22,7 @@ from fedtools.core.recipe_sections import Bootstrap
 from fedtools.core.tables import write_tsv
 from fedtools.data.symbols import words_of
 from fedtools.federation.fmp.simulation import simulate_draws
-from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
+from fedtools.lm.reweighting import Lists, ListWeights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.lm.word_scores import NBEST, Rescored
 from fedtools.methods.base import COUNTS
@@ -166,7 +166,7 @@ class Sweep:
             )
         self.listed = Listed(self.stream, text)
         self.seed = seed
-        self._lists: dict[Weights, Lists] = {}
+        self._lists: dict[ListWeights, Lists] = {}
 
     def best(self, setting: Setting) -> np.ndarray:
         """Compute the best hypotheses (utterances,) under a setting and its first noise draw."""
@@ -184,14 +184,14 @@ class Sweep:
         if method.protection.mechanism != NONE:
             plan, adaptation = method.plan(rounds), method.part(Adaptation)
             # `doubt` is not in the label, so that its values are compared under equal noise.
-            label = repr((*self._label, method.part(Weights), adaptation, plan, method.clock))
+            label = repr((*self._label, method.part(ListWeights), adaptation, plan, method.clock))
             releases = [Releases(plan, self._key, label, draw) for draw in range(1, draws + 1)]
         return simulate_draws(method, lists, groups, releases)[0]
 
     def clients(self, setting: Setting) -> tuple[Lists, dict[str, list[slice]]]:
         """Return the lists under a setting's weights, and each client's groups of utterances."""
         method, rounds = setting
-        weights = method.part(Weights)
+        weights = method.part(ListWeights)
         if weights not in self._lists:
             self._lists = {weights: Lists(self.stream.rescored, weights, self.stream.covered())}
         groups = {
@@ -246,7 +246,7 @@ def _warn_of_no_lm(
     tried: Sweep, settings: Sequence[tuple[dict[str, Any], Setting]], folder: str | Path
 ) -> None:
     """Warn once if settings give weight to a language model without scores in the lists."""
-    shared = (one.method.part(Weights) for _, one in settings)
+    shared = (one.method.part(ListWeights) for _, one in settings)
     if one := next((weights for weights in shared if 0 < weights.nnlm < 1), None):
         warn_of_no_lm(tried.stream.rescored, one, Path(folder) / NBEST)
 

@@ -55,7 +55,7 @@ _CLASSES = {
 _OPTIONAL = ("normalize", "specaug")
 _DEFAULTS = {"model": {"ctc_weight": 1.0, "report_cer": False, "report_wer": False}}
 # Long enough for every convolution, and for SpecAugment's masks and warping to have room.
-TRIAL_FRAMES = 200
+PROBE_FRAMES = 200
 # ESPnet's default of input_size, the values per frame.
 INPUT_SIZE = 80
 
@@ -344,7 +344,7 @@ def _try(model: nn.Module, input_size: int, where: str) -> None:
     """Compute one loss, as some bad options fail only then; keep the model and generators as is."""
     before = {name: value.clone() for name, value in model.named_buffers()}
     # With waveforms as input, one position alone needs more samples than the default.
-    frames = max(TRIAL_FRAMES, getattr(model.encoder, "shortest", 0))
+    frames = max(PROBE_FRAMES, getattr(model.encoder, "shortest", 0))
     length, speech = torch.tensor([frames]), torch.zeros(1, frames, input_size)
     text = torch.ones(1, 1, dtype=torch.long)
     with _quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -19,7 +19,7 @@ from fedtools.models.pooling import inside
 from fedtools.models.pretrained.encoders import Encoder
 
 # Enough frames for every convolution.
-_TRIAL_FRAMES = 200
+_PROBE_FRAMES = 200
 # Above all levels of an encoder, see `Encoder.levels`.
 _HEAD = 1 << 30
 
@@ -101,10 +101,10 @@ class BlockCut(Cut):
         blocks = len(model.encoder.encoders)
         for block in range(blocks):
             if bottom == set(extractor):
-                features = cls(block)._try(model, bins, _TRIAL_FRAMES)
-                share = features[0].numel() / (_TRIAL_FRAMES * bins)
+                features = cls(block)._try(model, bins, _PROBE_FRAMES)
+                share = features[0].numel() / (_PROBE_FRAMES * bins)
                 # Convolutions lose a few frames at the ends.
-                step = round(_TRIAL_FRAMES / features.shape[1])
+                step = round(_PROBE_FRAMES / features.shape[1])
                 return cls(block, features.shape[2], share, step)
             bottom |= {name for name in parameters if name.startswith(f"encoder.encoders.{block}.")}
         raise ValueError(

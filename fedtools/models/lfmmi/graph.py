@@ -1,4 +1,4 @@
-"""Graphs of hidden Markov models for lattice-free MMI, with an n-gram of units as their prior.
+"""Graphs of hidden Markov models for lattice-free MMI, with an n-gram of tokens as their prior.
 
 Units are numbers 1, 2, ..: characters, pieces of words or phones. Unit 0, a tokenizer's CTC blank,
 is silence here. Unit u has two scores ("pdfs"), 2u for its first frame and 2u + 1 for each further
@@ -6,8 +6,8 @@ one, so that it lasts at least one frame (Kaldi's chain topology, Povey et al. 2
 differs from a long "l". Units do not depend on their context (Hadian et al. 2018, "mono").
 
 The n-gram's backoff is an epsilon arc, as in every decoder: it shortens the path's history. All
-paths with their weights form a probability distribution over unit sequences and durations; every
-sequence of units has a path, whether it was seen or not.
+paths with their weights form a probability distribution over token sequences and durations; every
+sequence of tokens has a path, whether it was seen or not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 SILENCE = 0
 START, END = -2, -1  # start and end of a transcript, in n-grams
-# Log-probability of staying in a unit for another frame. Leaving has the same probability, so that
+# Log-probability of staying in a token for another frame. Leaving has the same probability, so that
 # all paths through an utterance have the same factor, which does not affect training.
 _STAY = math.log(0.5)
 History = tuple[int, ...]
@@ -62,15 +62,15 @@ class Graph:
 
     @cached_property
     def leaving(self) -> list[dict[int, list[tuple[int, int, float]]]]:
-        """Return each state's arcs (target, pdf, weight) by the unit that they begin.
+        """Return each state's arcs (target, pdf, weight) by the token that they begin.
 
         The key is 0 for other emitting arcs, and -1 for epsilon arcs.
         """
         found = [defaultdict(list) for _ in self.final]
         arcs = zip(self.source, self.target, self.pdf, self.weight, strict=True)
         for source, target, pdf, weight in arcs:
-            unit = -1 if pdf < 0 else begun(pdf)
-            found[source][unit].append((int(target), int(pdf), float(weight)))
+            token = -1 if pdf < 0 else begun(pdf)
+            found[source][token].append((int(target), int(pdf), float(weight)))
         return found
 
     def closure(self, state: int) -> list[tuple[int, float]]:
@@ -79,7 +79,7 @@ class Graph:
 
 
 def begun(pdf: int) -> int:
-    """Return the unit that begins with a pdf; 0 if the pdf continues a unit or is silence."""
+    """Return the token that begins with a pdf; 0 if the pdf continues a token or is silence."""
     return 0 if pdf % 2 else int(pdf) // 2
 
 
@@ -118,12 +118,12 @@ class _Arcs:
 
 @dataclass(frozen=True)
 class Ngram:
-    """An n-gram of units; see `estimate`.
+    """An n-gram of tokens; see `estimate`.
 
     Attributes:
         order: length of the longest n-grams.
-        seen: probabilities of the units (and END) seen after each history, without those reached by
-            backing off. The empty history has all units.
+        seen: probabilities of the tokens (and END) seen after each history, without those reached
+            by backing off. The empty history has all tokens.
         backoff: probability of backing off from each history but the empty one.
     """
 
@@ -147,40 +147,40 @@ class Ngram:
             history = self.longest(history[1:])
         yield (), weight
 
-    def probability(self, units: Collection[int], history: History) -> float:
-        """Return the probability that a history is followed by one of some units, or END.
+    def probability(self, tokens: Collection[int], history: History) -> float:
+        """Return the probability that a history is followed by one of some tokens, or END.
 
         The sum is over all ways of backing off.
         """
         return sum(
-            math.exp(weight) * sum(p for unit, p in self.seen[known].items() if unit in units)
+            math.exp(weight) * sum(p for token, p in self.seen[known].items() if token in tokens)
             for known, weight in self.shorter(self.longest(history))
         )
 
 
 def estimate(
-    transcripts: Iterable[Sequence[int]], units: int, order: int, max_histories: int
+    transcripts: Iterable[Sequence[int]], tokens: int, order: int, max_histories: int
 ) -> Ngram:
     """Estimate an n-gram with Witten-Bell interpolation (Chen and Goodman 1999, section 2.4).
 
-    For a history h with count c, followed by t different units, P(u | h) is count(h, u) / (c + t),
+    For a history h with count c, followed by t different tokens, P(u | h) is count(h, u) / (c + t),
     plus t / (c + t) times the probability after the shorter history; below the empty history, all
-    units are equally likely. Other discounts need counts of counts, which small alphabets lack.
+    tokens are equally likely. Other discounts need counts of counts, which small alphabets lack.
 
     Args:
-        transcripts: unit numbers, from 1 to units - 1.
-        units: one more than the largest number; for a `Tokenizer`, len(tokenizer) - 1, as
+        transcripts: token numbers, from 1 to tokens - 1.
+        tokens: one more than the largest number; for a `Tokenizer`, len(tokenizer) - 1, as
             <sos/eos> is never spoken.
         order: 2 to 4 (1 for no history at all).
-        max_histories: number of histories of two and more units to keep, the most frequent ones;
+        max_histories: number of histories of two and more tokens to keep, the most frequent ones;
             others fall back to shorter ones (in the spirit of Kaldi's chain-est-phone-lm).
 
     Raises:
-        ValueError: for a number that is not a unit, or if there are no transcripts.
+        ValueError: for a number that is not a token, or if there are no transcripts.
     """
     counts: dict[History, Counter[int]] = defaultdict(Counter)
     for transcript in transcripts:
-        line = [START, *_checked(transcript, units), END]
+        line = [START, *_checked(transcript, tokens), END]
         for place in range(1, len(line)):
             for length in range(min(order, place + 1)):
                 counts[tuple(line[place - length : place])][line[place]] += 1
@@ -192,18 +192,18 @@ def estimate(
     seen, backoff = {}, {}
     for history in sorted([h for h in counts if len(h) <= 1] + long[:max_histories]):
         after, total = counts[history], counts[history].total() + len(counts[history])
-        seen[history] = {unit: after[unit] / total for unit in sorted(after)}
+        seen[history] = {token: after[token] / total for token in sorted(after)}
         backoff[history] = len(after) / total
-    rest = backoff.pop(()) / units
-    seen[()] = {unit: seen[()].get(unit, 0.0) + rest for unit in (END, *range(1, units))}
+    rest = backoff.pop(()) / tokens
+    seen[()] = {token: seen[()].get(token, 0.0) + rest for token in (END, *range(1, tokens))}
     return Ngram(order, seen, backoff)
 
 
-def _checked(transcript: Sequence[int], units: int) -> list[int]:
-    for unit in transcript:
-        if not 0 < unit < units:
-            raise ValueError(f"{unit} is not one of the units 1 to {units - 1}")
-    return [int(unit) for unit in transcript]
+def _checked(transcript: Sequence[int], tokens: int) -> list[int]:
+    for token in transcript:
+        if not 0 < token < tokens:
+            raise ValueError(f"{token} is not one of the tokens 1 to {tokens - 1}")
+    return [int(token) for token in transcript]
 
 
 def word_starts(tokens: Sequence[str]) -> set[int]:
@@ -212,27 +212,27 @@ def word_starts(tokens: Sequence[str]) -> set[int]:
 
 
 def denominator(ngram: Ngram, pauses: Collection[int] = (), silence: float = 0.5) -> Graph:
-    """Return the graph of all unit sequences, weighted by an n-gram.
+    """Return the graph of all token sequences, weighted by an n-gram.
 
-    There is a state for each history at the end of a unit, and one for each known history, entered
-    by epsilon arcs, to continue from. A pause shortens the history to the last unit.
+    There is a state for each history at the end of a token, and one for each known history, entered
+    by epsilon arcs, to continue from. A pause shortens the history to the last token.
 
     Args:
-        ngram: n-gram of units.
-        pauses: units that may be preceded by silence; silence is always possible before the first
-            unit and after the last one.
+        ngram: n-gram of tokens.
+        pauses: tokens that may be preceded by silence; silence is always possible before the first
+            token and after the last one.
         silence: probability of silence where it is possible; below 1.
     """
     arcs, pauses = _Arcs("start"), frozenset(pauses) | {END}
     speak, wait = math.log1p(-silence), math.log(silence or 1)
     # States are numbered in order of appearance, and targets of epsilon arcs must come last.
-    pairs = [(history, unit) for history, seen in ngram.seen.items() for unit in seen]
-    ends = {_after(ngram, history, unit): unit for history, unit in pairs if unit != END}
-    for history, unit in ends.items():
-        arcs.add(history, history, 2 * unit + 1, _STAY)
+    pairs = [(history, token) for history, seen in ngram.seen.items() for token in seen]
+    ends = {_after(ngram, history, token): token for history, token in pairs if token != END}
+    for history, token in ends.items():
+        arcs.add(history, history, 2 * token + 1, _STAY)
     pauses_after = dict.fromkeys([START, *ends.values()] if silence else [])
-    for unit in pauses_after:
-        arcs.add(("silence", unit), ("silence", unit), 2 * SILENCE + 1, _STAY)
+    for token in pauses_after:
+        arcs.add(("silence", token), ("silence", token), 2 * SILENCE + 1, _STAY)
     going_on = {}
 
     def go_on(state: object, after: str, history: History, weight: float) -> None:
@@ -241,32 +241,32 @@ def denominator(ngram: Ngram, pauses: Collection[int] = (), silence: float = 0.5
             going_on[after, known] = None
 
     go_on("start", "start", (START,), speak)
-    for history, unit in ends.items():
-        go_on(history, "unit", history, _STAY)
+    for history, token in ends.items():
+        go_on(history, "token", history, _STAY)
         if silence:
             weight = _STAY + wait + math.log(ngram.probability(pauses, history))
-            arcs.add(history, ("silence", unit), 2 * SILENCE, weight)
-    for unit in pauses_after:
-        if unit == START:
-            arcs.add("start", ("silence", unit), 2 * SILENCE, wait)
-            go_on(("silence", unit), "start", (unit,), _STAY)
+            arcs.add(history, ("silence", token), 2 * SILENCE, weight)
+    for token in pauses_after:
+        if token == START:
+            arcs.add("start", ("silence", token), 2 * SILENCE, wait)
+            go_on(("silence", token), "start", (token,), _STAY)
         else:
-            weight = _STAY - math.log(ngram.probability(pauses, (unit,)))
-            go_on(("silence", unit), "pause", (unit,), weight)
+            weight = _STAY - math.log(ngram.probability(pauses, (token,)))
+            go_on(("silence", token), "pause", (token,), weight)
     for state in going_on:
         after, history = state
-        for unit, probability in ngram.seen[history].items():
-            weight = math.log(probability) + (speak if after == "unit" and unit in pauses else 0)
-            if unit == END:
+        for token, probability in ngram.seen[history].items():
+            weight = math.log(probability) + (speak if after == "token" and token in pauses else 0)
+            if token == END:
                 arcs.end(state, weight)
-            elif after != "pause" or unit in pauses:
-                arcs.add(state, _after(ngram, history, unit), 2 * unit, weight)
+            elif after != "pause" or token in pauses:
+                arcs.add(state, _after(ngram, history, token), 2 * token, weight)
     return arcs.graph()
 
 
-def _after(ngram: Ngram, history: History, unit: int) -> History:
-    """Return the state of a unit that follows a history; it contains at least the unit."""
-    return ngram.longest((*history, unit)) or (unit,)
+def _after(ngram: Ngram, history: History, token: int) -> History:
+    """Return the state of a token that follows a history; it contains at least the token."""
+    return ngram.longest((*history, token)) or (token,)
 
 
 def numerator(denominator: Graph, transcript: Sequence[int]) -> Graph:
@@ -275,22 +275,22 @@ def numerator(denominator: Graph, transcript: Sequence[int]) -> Graph:
     The sum over it is therefore at most the sum over the denominator, for any scores.
 
     Raises:
-        ValueError: for a unit that the denominator does not have.
+        ValueError: for a token that the denominator does not have.
     """
-    units = [*_checked(transcript, int(denominator.pdf.max()) // 2 + 1), END]
+    tokens = [*_checked(transcript, int(denominator.pdf.max()) // 2 + 1), END]
     queue = [(0, int(denominator.initial.argmax()))]
     arcs, queued, leaving = _Arcs(queue[0]), set(queue), denominator.leaving
     for place, state in queue:  # grows
         for through, weight in denominator.closure(state):
             nexts = [(place, arc) for arc in leaving[through].get(0, ())]
-            if units[place] == END:
+            if tokens[place] == END:
                 arcs.end((place, state), weight + denominator.final[through])
             else:
-                nexts += [(place + 1, arc) for arc in leaving[through].get(units[place], ())]
+                nexts += [(place + 1, arc) for arc in leaving[through].get(tokens[place], ())]
             for following, (target, pdf, more) in nexts:
                 key = following, target
                 if key not in queued:
-                    if not _goes_on(denominator, target, units[following]):
+                    if not _goes_on(denominator, target, tokens[following]):
                         continue  # a pause where the transcript has none
                     queued.add(key)
                     queue.append(key)
@@ -298,8 +298,8 @@ def numerator(denominator: Graph, transcript: Sequence[int]) -> Graph:
     return arcs.graph()
 
 
-def _goes_on(graph: Graph, state: int, unit: int) -> bool:
-    """Return whether a unit can begin, or a path end, after a state, without silence in between."""
+def _goes_on(graph: Graph, state: int, token: int) -> bool:
+    """Return whether a token can begin, or a path end, after a state without silence between."""
     after = [state for state, _ in graph.closure(state)]
-    ends = unit == END and (graph.final[after] > -np.inf).any()
-    return bool(ends) or any(unit in graph.leaving[state] for state in after if unit != END)
+    ends = token == END and (graph.final[after] > -np.inf).any()
+    return bool(ends) or any(token in graph.leaving[state] for state in after if token != END)

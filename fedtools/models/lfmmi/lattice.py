@@ -37,11 +37,11 @@ class Lattice:
     def __init__(self, graph: Graph, tokens: int, output_l2: float = OUTPUT_L2):
         self.graph, self.tokens, self._output_l2 = graph, tokens, output_l2
         self._packed: dict[torch.device, Packed] = {}
-        self._numerator = lru_cache(_NUMERATORS)(lambda units: numerator(graph, units))
+        self._numerator = lru_cache(_NUMERATORS)(lambda tokens: numerator(graph, tokens))
 
     @property
     def outputs(self) -> int:
-        """Return the scores per frame: two for each unit and for silence, none for <sos/eos>."""
+        """Return the scores per frame: two for each token and for silence, none for <sos/eos>."""
         return 2 * (self.tokens - 1)
 
     def losses(self, scores: Tensor, lengths: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -63,7 +63,7 @@ class Lattice:
         """Return log posteriors in CTC's form, (B, T, tokens), over all paths of the denominator.
 
         A token's posterior is that of its first frame. The blank has all the rest: silence, and
-        units that continue.
+        tokens that continue.
         """
         found = posteriors(scores.float(), lengths, self._denominator(scores))
         begins = found[..., 2::2].clamp(0, 1)

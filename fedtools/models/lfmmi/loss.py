@@ -25,16 +25,16 @@ def lfmmi_losses(
     numerators: Sequence[Graph] | Packed,
     output_l2: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return each utterance's loss, -ln of its transcript's probability among all unit sequences.
+    """Return each utterance's loss, -ln of its transcript's probability among all token sequences.
 
         loss = -ln (sum over paths of the transcript / sum over all paths) + l2 / 2 * |scores|^2
 
     The first term is at least 0 if the numerators come from the denominator; both sums include the
-    n-gram's probabilities of units.
+    n-gram's probabilities of tokens.
 
     Args:
-        scores: output of the network's last layer without softmax, (B, T, pdfs); two for each unit,
-            and T after all subsampling. Padded frames may be anything.
+        scores: output of the network's last layer without softmax, (B, T, pdfs); two for each
+            token, and T after all subsampling. Padded frames may be anything.
         lengths: frames of each utterance, (B,).
         denominator: the denominator, packed on the device of the scores.
         numerators: the graph of each utterance's transcript.
@@ -43,7 +43,7 @@ def lfmmi_losses(
 
     Returns:
         losses, nats summed over frames, (B,); and whether each utterance could be used, (B,).
-        An utterance with fewer frames than its transcript has units has no path: its loss and its
+        An utterance with fewer frames than its transcript has tokens has no path: its loss and its
         gradient are 0.
     """
     if not isinstance(numerators, Packed):

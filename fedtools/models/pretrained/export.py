@@ -17,7 +17,7 @@ from fedtools.core.errors import UserError
 from fedtools.exchange.states import save_state
 from fedtools.models.adapt.adaptation import Adapt
 from fedtools.models.adapt.adapters import Trained, merged
-from fedtools.models.pretrained.folder import PREFIXES, PREPROCESSOR, WEIGHTS, Folder
+from fedtools.models.pretrained.folder import PREFIXES, PREPROCESSOR, TENSORS, Folder
 from fedtools.models.torch_files import save_tensors
 
 HEAD = "head.safetensors"
@@ -91,7 +91,7 @@ def export_folder(
         if untied:
             config["tie_word_embeddings"] = False
         write_text(new / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-        _save(new / WEIGHTS, tensors)
+        _save(new / TENSORS, tensors)
         return [*_save_head(out, new, state, labels), *_own_head(folder), *_rounded(lost)]
 
 

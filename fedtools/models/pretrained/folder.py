@@ -24,7 +24,7 @@ from fedtools.models.pretrained.sizes import check_sizes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-WEIGHTS = "model.safetensors"
+TENSORS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # Input of each kind of model: log mel energies, or the waveform itself.
 KINDS = {"whisper": "log_mel", "wav2vec2": "wave", "hubert": "wave", "wavlm": "wave"}
@@ -160,8 +160,8 @@ class Folder:
         return found
 
     def _named(self) -> list[Path]:
-        if (self.path / WEIGHTS).is_file():
-            return [self.path / WEIGHTS]
+        if (self.path / TENSORS).is_file():
+            return [self.path / TENSORS]
         if (self.path / INDEX).is_file():
             where = self.path / INDEX
             names = read_object(where, _AGAIN).get("weight_map")
@@ -177,7 +177,7 @@ class Folder:
         for name, problem, remedy in _OTHERS:
             if found := sorted(self.path.glob(name)):
                 raise UserError(problem, path=found[0], remedy=remedy)
-        raise UserError("missing", path=self.path / WEIGHTS, remedy=_AGAIN)
+        raise UserError("missing", path=self.path / TENSORS, remedy=_AGAIN)
 
     @cached_property
     def size(self) -> int:

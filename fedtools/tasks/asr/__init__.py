@@ -63,8 +63,8 @@ FACTS = TASKS.register("asr")(
         identity=of_utterances,
         files=_files,
         clients=clients_of_utterances,
-        frozen_model=with_sum,
-        frozen_training=_with_search,
+        fixed_model=with_sum,
+        fixed_training=_with_search,
         by_client=True,
         reads_labels=lambda training: (
             "transcripts" in (training.get("labels", "transcripts"), training.get("server_labels"))

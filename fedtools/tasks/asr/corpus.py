@@ -24,13 +24,13 @@ from fedtools.models.acoustic.asr import trained_by
 from fedtools.server.shares import taken_of
 from fedtools.tasks.alike import check_kind_of
 from fedtools.tasks.asr.data import Utterances, read_data
-from fedtools.tasks.asr.frozen import keep_hidden
+from fedtools.tasks.asr.layer_outputs import keep_hidden
 from fedtools.tasks.asr.model import AsrModels
 from fedtools.tasks.asr.server_labels import ServerLabels
 from fedtools.tasks.asr.unfit import fit_names, zeros_of
 from fedtools.tasks.base import Task
 from fedtools.tasks.facts import ALL
-from fedtools.tasks.frozen import options_of
+from fedtools.tasks.layer_outputs import options_of
 
 
 class Corpus:

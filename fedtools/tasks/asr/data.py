@@ -22,7 +22,7 @@ from fedtools.core.untrusted import Seal
 from fedtools.data.ark import FeatureReader
 from fedtools.data.datadir import DataDir, read_table
 from fedtools.data.perturb import SPEED_TABLE, speakers_of
-from fedtools.data.units import UTT2LANG, unit_of
+from fedtools.data.text_units import UTT2LANG, text_unit_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.acoustic.asr import input_kind_of, input_size_of, positions, trained_by
@@ -162,7 +162,7 @@ class Utterances:
         self.tokens = [tokenizer.encode(text) for text in self.texts]
         languages = data.others.get(UTT2LANG, {})
         spoken = {name: languages[name] for name in self.names if name in languages}
-        self.unit = unit_of(spoken, data.path / UTT2LANG)
+        self.unit = text_unit_of(spoken, data.path / UTT2LANG)
         # Prompts, and seeds of samples, for a model with a decoder.
         self._prompts: list[list[int]] | None = None
         if isinstance(tokenizer, WhisperTokens):

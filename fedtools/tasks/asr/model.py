@@ -40,7 +40,7 @@ from fedtools.models.training import load_model
 from fedtools.tasks.asr.data import Batch, UtteranceSource
 from fedtools.tasks.asr.joint import Joint
 from fedtools.tasks.asr.labels import ContinuousLabels, Posteriors, Transcripts
-from fedtools.tasks.asr.search import frozen_search, generate, greedy_search, is_lost
+from fedtools.tasks.asr.search import fixed_search, generate, greedy_search, is_lost
 from fedtools.tasks.begin import personal_parameters
 
 
@@ -72,7 +72,7 @@ class AsrModels(Models):
         self._where = f"{experiment.path / 'config.yaml'}: model"
         if isinstance(tokenizer, WhisperTokens):
             where = f"{experiment.path / 'config.yaml'}: training"
-            self._search = greedy_search(frozen_search(experiment.options.training, where))
+            self._search = greedy_search(fixed_search(experiment.options.training, where))
         self._built: dict[str, nn.Module] = {}
         self._joint: dict[str, Joint] = {}
 

@@ -27,8 +27,8 @@ from fedtools.tasks.asr.data import Batch
 Scored = tuple[list[int], float]
 
 
-def frozen_search(training: Mapping[str, Any], where: str | Path) -> Generation:
-    """Return the options of the search that `fedtools init` has frozen.
+def fixed_search(training: Mapping[str, Any], where: str | Path) -> Generation:
+    """Return the options of the search that `fedtools init` has fixed.
 
     Raises:
         UserError: if one is missing, as in experiments that began before it was added.

@@ -96,7 +96,7 @@ class ServerLabels:
     def _path(self, number: int, client: str, data: Utterances) -> Path:
         folder, begun = self._experiment.round(number), sorted(self._experiment.sums.items())
         sent = [folder.sums().get(path.name) for path in feature_paths(folder.path, client)]
-        inputs = [_VERSION, begun, folder.recorded_base(), sent, sorted(data.names)]
+        inputs = [_VERSION, begun, folder.recorded_start_sum(), sent, sorted(data.names)]
         key = hashlib.sha256(repr(inputs).encode()).hexdigest()[:_DIGITS]
         return self._experiment.path / "server" / _FOLDER / f"{client}.{key}"
 

@@ -47,8 +47,8 @@ from fedtools.tasks.asr.data import (
     read_data,
 )
 from fedtools.tasks.asr.fits import check_lengths, check_tokens
-from fedtools.tasks.asr.frozen import check_frozen
 from fedtools.tasks.asr.items import Single
+from fedtools.tasks.asr.layer_outputs import check_outputs
 from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
 from fedtools.tasks.asr.server_labels import check_server_labels
 from fedtools.tasks.asr.unfit import report_unfit
@@ -106,7 +106,7 @@ class AsrTask(Task[Method]):
                 data = read_data(folder, options.model, "text")
                 report_unfit(data, model, tokenizer, training, split == "train")
         check_optimizer(training, f"{where}: training")
-        check_frozen(new, model, training)
+        check_outputs(new, model, training)
         check_server_labels(new, training, tokenizer)
         states = begin_with(new, model, model.state_dict())
         phases = map(new.method.phase, range(1, options.rounds + 1))

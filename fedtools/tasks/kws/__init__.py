@@ -30,7 +30,7 @@ FACTS = TASKS.register("kws")(
         identity=of_clips,
         files=_files,
         clients=lambda folder: Clips.read(folder).clients,
-        frozen_model=with_sum,
+        fixed_model=with_sum,
         by_client=False,
     )
 )

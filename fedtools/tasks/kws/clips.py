@@ -17,7 +17,7 @@ from fedtools.core.errors import UserError
 from fedtools.data.clips import RATE, Clips
 from fedtools.exchange.layer_cache import Outputs
 from fedtools.models.keywords.clip_batch import ClipBatch
-from fedtools.tasks.kws.frozen import ClipOutputs
+from fedtools.tasks.kws.layer_outputs import ClipOutputs
 
 _CLIPS_IN_CACHE = 32
 # Clips per batch where unaugmented features are computed.

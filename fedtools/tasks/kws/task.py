@@ -37,12 +37,12 @@ from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with, report_trained, split_base
 from fedtools.tasks.facts import ALL
-from fedtools.tasks.frozen import options_of
 from fedtools.tasks.kws.clips import ClipCorpus, check_samples
-from fedtools.tasks.kws.frozen import AboveFrozen, check_frozen, open_outputs
+from fedtools.tasks.kws.layer_outputs import AboveFrozen, check_outputs, open_outputs
 from fedtools.tasks.kws.memory import keep_freed_memory
 from fedtools.tasks.kws.model import KwsModels, cross_entropy, tensors_of
 from fedtools.tasks.kws.stacks import ClipSource, stacks_of, step_bytes
+from fedtools.tasks.layer_outputs import options_of
 
 _MEASURED_AT_ONCE = 256
 
@@ -103,7 +103,7 @@ class KwsTask(Task[Method]):
             raise option_error(problem, where, "time_shift_ms", shift)
         check_clips(network, options.model, samples, new.data["train"])
         check_optimizer(training, f"{where}: training")
-        check_frozen(new, network, training, lambda: build_network(*described, whole=True))
+        check_outputs(new, network, training, lambda: build_network(*described, whole=True))
         states = begin_with(new, network, tensors_of(network))
         report_trained(network, options.model)
         return states

@@ -19,7 +19,7 @@ from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.options import Options
 from fedtools.lm.nbest_scoring import score
 from fedtools.lm.nnlm import Nnlm
-from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
+from fedtools.lm.reweighting import Lists, ListWeights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.lm.word_scores import NBEST
 from fedtools.methods.base import Method, Phase
@@ -143,8 +143,8 @@ class LmTask(Task[Method]):
         return spoken(self.data_path("train"), self._stream.rescored.utterances)
 
 
-def _read_weights(folder: Path | None) -> Weights:
+def _read_weights(folder: Path | None) -> ListWeights:
     """Read the weights in a folder; return the defaults if it has none."""
     path = (folder or Path()) / "weights.yaml"
     there = folder is not None and path.exists()
-    return from_mapping(Weights, read_yaml(path) if there else {}, path)
+    return from_mapping(ListWeights, read_yaml(path) if there else {}, path)

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fedtools.exchange.experiment import Experiment
-from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.reweighting import Lists, ListWeights
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.methods.fmp import FMP, ClientState
 from fedtools.privacy.bounds import Utterances
@@ -39,7 +39,7 @@ class Clients:
     @cached_property
     def lists(self) -> Lists:
         """Return the N-best lists of all utterances."""
-        return Lists(self.stream.rescored, self.method.part(Weights), self.stream.covered())
+        return Lists(self.stream.rescored, self.method.part(ListWeights), self.stream.covered())
 
     @cached_property
     def text(self) -> dict[str, str]:

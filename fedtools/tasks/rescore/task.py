@@ -17,7 +17,7 @@ from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.ledger import SERVER_ROW
 from fedtools.exchange.messages import Payload
 from fedtools.exchange.states import Spec
-from fedtools.lm.reweighting import Weights, warn_of_no_lm
+from fedtools.lm.reweighting import ListWeights, warn_of_no_lm
 from fedtools.lm.stream import NO_TIMES, Stream, open_stream, times_in
 from fedtools.lm.word_scores import NBEST
 from fedtools.methods.base import COUNTS, Phase
@@ -82,7 +82,7 @@ class RescoreTask(Task[FMP]):
         rescored = stream.rescored
         if method.protection.mechanism != NONE:
             _check_words(stream, method, new.data["train"])
-        warn_of_no_lm(rescored, method.part(Weights), new.data["train"] / NBEST)
+        warn_of_no_lm(rescored, method.part(ListWeights), new.data["train"] / NBEST)
         state = {"counts": np.zeros(len(rescored.vocabulary))}
         return state, state
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.options import Weights
-from fedtools.attack.speakers.changes import NOT_APPLICABLE, OK, Models, PartStatus
+from fedtools.attack.options import WeightsAttack
+from fedtools.attack.speakers.compared_updates import NOT_APPLICABLE, OK, Models, PartStatus
 from fedtools.attack.speakers.readout import (
     First,
     as_first_layer_sees,
@@ -30,7 +30,7 @@ def read_inputs(
     federations: Sequence[Federation],
     joined: Updates,
     models: Models,
-    options: Weights,
+    options: WeightsAttack,
     out: Path,
 ) -> tuple[dict[str, np.ndarray], list[PartStatus]]:
     """Read out the first layer's input, `INPUT` and `CONSTANT`; write OUT/readout.tsv.

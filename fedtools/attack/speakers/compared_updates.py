@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtools.attack.options import Weights
+from fedtools.attack.options import WeightsAttack
 from fedtools.attack.speakers.verify import Model, known_speakers
 from fedtools.attack.updates import OF_STATISTICS, Update, Updates, multiply, parts_of
 from fedtools.core.errors import UserError
@@ -105,7 +105,7 @@ def find_models(
 
 
 def products_of(
-    models: Models, joined: Updates, options: Weights, scratch: Path
+    models: Models, joined: Updates, options: WeightsAttack, scratch: Path
 ) -> tuple[dict[str, np.ndarray], Models, list[PartStatus]]:
     """Return products by part, the models that are left, and the status of each part.
 

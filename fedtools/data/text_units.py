@@ -25,7 +25,7 @@ UTT2LANG = "utt2lang"
 
 
 @dataclass(frozen=True)
-class Unit:
+class TextUnit:
     """The units that are counted in a text.
 
     Attributes:
@@ -55,11 +55,11 @@ def _characters(text: str) -> list[str]:
     return characters_of("".join(trn.words("".join(text.split()))))
 
 
-WORD = Unit("words", "wer", words_of)
-CHARACTER = Unit("characters", "cer", _characters)
+WORD = TextUnit("words", "wer", words_of)
+CHARACTER = TextUnit("characters", "cer", _characters)
 
 
-def unit_of(utt2lang: Mapping[str, str], path: str | Path) -> Unit:
+def text_unit_of(utt2lang: Mapping[str, str], path: str | Path) -> TextUnit:
     """Return the unit for utterances with these languages, which were read from `path`.
 
     Raises:
@@ -83,7 +83,7 @@ def _warn(language: str, path: str) -> None:
     print(f"warning: {path}: {problem}; {remedy}", file=sys.stderr)
 
 
-def read_unit(data_dir: str | Path) -> Unit:
-    """Return the unit for a data directory; errors as in `unit_of` and `read_table`."""
+def read_text_unit(data_dir: str | Path) -> TextUnit:
+    """Return the unit for a data directory; errors as in `text_unit_of` and `read_table`."""
     path = Path(data_dir) / UTT2LANG
-    return unit_of(read_table(path), path) if path.exists() else WORD
+    return text_unit_of(read_table(path), path) if path.exists() else WORD

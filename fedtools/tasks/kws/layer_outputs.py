@@ -26,8 +26,8 @@ from fedtools.models.keywords.pretrained import FrozenHead, PretrainedNetwork
 from fedtools.models.pretrained.options import Pretrained
 from fedtools.models.training import torch_settings
 from fedtools.tasks.base import NewExperiment
-from fedtools.tasks.frozen import check_size, make_outputs, options_of
 from fedtools.tasks.identity import of_clips
+from fedtools.tasks.layer_outputs import check_size, make_outputs, options_of
 
 # Clips per batch. Values depend on it to the last bit.
 _AT_ONCE = 64
@@ -151,7 +151,7 @@ def open_outputs(
     return ClipOutputs(options, network, front_end(*inputs_of(config)).to(device), device)
 
 
-def check_frozen(
+def check_outputs(
     new: NewExperiment[Method],
     network: Network,
     training: ClipTraining,

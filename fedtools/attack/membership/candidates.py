@@ -24,7 +24,7 @@ _POPULATION, _CANDIDATES = 64, 50
 
 
 @dataclass(frozen=True)
-class Trials:
+class Candidates:
     """Trials of one client.
 
     Attributes:
@@ -93,7 +93,7 @@ class Draw:
             [outside[index] for index in part] for part in (shuffled[:cut], shuffled[cut:])
         )
 
-    def trials(self, client: str) -> Trials | None:
+    def candidates(self, client: str) -> Candidates | None:
         """Return the trials of one client; None if there are no members or no non-members."""
         random = generator(self._seed, "membership", client)
         mine = self._of_client[client]
@@ -120,7 +120,7 @@ class Draw:
         pairs = {kind: some for kind, some in found.items() if some}
         if not pairs:
             return None
-        return Trials(
+        return Candidates(
             client,
             frozenset(speakers),
             pairs,
@@ -130,18 +130,18 @@ class Draw:
             [item for item in (*same, *lent) if self._items.recordings[item] not in recorded],
         )
 
-    def fill(self, trials: Trials, count: int, random: np.random.Generator) -> list[str]:
+    def fill(self, candidates: Candidates, count: int, random: np.random.Generator) -> list[str]:
         """Return utterances that the attacker has for a client: of its speaker, then of others.
 
         None of them is the client's, in a trial, or in the population, at any speed.
         """
         recordings = self._items.recordings
-        taken = {recordings[item] for item in trials.items}
-        own = [trials.own[index] for index in random.permutation(len(trials.own))]
+        taken = {recordings[item] for item in candidates.items}
+        own = [candidates.own[index] for index in random.permutation(len(candidates.own))]
         found = [item for item in own if recordings[item] not in taken][:count]
         for index in random.permutation(len(self._names)) if len(found) < count else ():
             item = self._names[index]
-            strange = self._strange(item, {trials.client}, trials.speakers)
+            strange = self._strange(item, {candidates.client}, candidates.speakers)
             if strange and recordings[item] not in taken:
                 found.append(item)
             if len(found) == count:

@@ -19,7 +19,7 @@ from fedtools.models.pretrained.options import Pretrained
 from fedtools.tasks.asr.data import Utterances, Zeros, frames_of
 from fedtools.tasks.asr.model import AsrModels
 from fedtools.tasks.base import NewExperiment
-from fedtools.tasks.frozen import check_size, make_outputs, options_of
+from fedtools.tasks.layer_outputs import check_size, make_outputs, options_of
 
 
 def keep_hidden(
@@ -68,7 +68,7 @@ def keep_hidden(
     data.hidden = hidden
 
 
-def check_frozen(new: NewExperiment[Method], model: Any, training: UtteranceTraining) -> None:
+def check_outputs(new: NewExperiment[Method], model: Any, training: UtteranceTraining) -> None:
     """Raise a `UserError` if the cached outputs of a model's frozen layers would be too large."""
     config, where = new.options.model, f"{new.where}: model"
     options = options_of(config, where)
