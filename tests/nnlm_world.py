@@ -10,7 +10,7 @@ import torch
 import yaml
 from hypothesis import strategies as st
 
-from fedtools.models.nnlm import NnlmOptions, build_nnlm
+from fedtools.lm.nnlm_network import NnlmOptions, build_nnlm
 
 SMALL = {"embed_unit": 12, "att_unit": 16, "head": 2, "unit": 24, "layer": 2}
 OPTIONS = {

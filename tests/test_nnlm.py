@@ -23,9 +23,9 @@ from safetensors.numpy import load_file
 
 from fedtools.core.errors import UserError
 from fedtools.lm.nnlm import Nnlm
+from fedtools.lm.nnlm_network import NnlmOptions, build_nnlm, losses, pad
 from fedtools.lm.nnlm_training import _batches, perplexity
 from fedtools.lm.vocabulary import Vocabulary, make_vocabulary, read_unigram, write_unigram
-from fedtools.models.nnlm import NnlmOptions, build_nnlm, losses, pad
 
 
 @pytest.fixture(scope="module")

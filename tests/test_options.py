@@ -21,12 +21,12 @@ from fedtools.core.errors import UserError
 from fedtools.core.recipe_sections import SECTIONS
 from fedtools.decode.beam import BeamOptions
 from fedtools.federation.init import read_config, read_options
+from fedtools.lm.nnlm_network import NnlmOptions
 from fedtools.lm.nnlm_training import read_options as read_nnlm
 from fedtools.methods import make_method
 from fedtools.models.acoustic.asr import build_model, criterion_of
 from fedtools.models.keywords import build_network
 from fedtools.models.lfmmi.lattice import Lattice, train_denominator
-from fedtools.models.nnlm import NnlmOptions
 from fedtools.models.pretrained.options import (
     Generation,
     Pretrained,

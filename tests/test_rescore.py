@@ -23,9 +23,9 @@ from fedtools.core.errors import UserError
 from fedtools.data.nbest import Hypothesis, read_nbest, write_nbest
 from fedtools.lm.nbest_scoring import batches
 from fedtools.lm.nnlm import Nnlm
+from fedtools.lm.nnlm_network import NnlmOptions, build_nnlm
 from fedtools.lm.prefixes import make_tree, score_tree
 from fedtools.lm.word_scores import open_rescored
-from fedtools.models.nnlm import NnlmOptions, build_nnlm
 
 FILES = ["nbest.tsv", "nnlm.ark", "nnlm.scp", "nnlm.yaml", "unigram.tsv", "words.txt"]
 

@@ -62,7 +62,7 @@ def init(
     start: str | Path | None = None,
     seed: int = 0,
 ) -> str:
-    """Create an experiment: freeze its configuration and write the first round's shared tensors.
+    """Create an experiment: fix its configuration and write the first round's shared tensors.
 
     Args:
         path: the folder of the experiment.

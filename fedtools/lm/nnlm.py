@@ -21,8 +21,8 @@ from torch import nn
 from fedtools.core.config import from_mapping, read_yaml
 from fedtools.core.errors import UserError
 from fedtools.exchange.states import check_finite, load_state, spec_of
+from fedtools.lm.nnlm_network import NnlmOptions, build_nnlm
 from fedtools.lm.vocabulary import Vocabulary, read_unigram
-from fedtools.models.nnlm import NnlmOptions, build_nnlm
 from fedtools.models.training import load_model
 
 CONFIG, MODEL = "config.yaml", "model.safetensors"
@@ -33,7 +33,7 @@ class Nnlm:
     """A model and its vocabulary.
 
     Attributes:
-        network: in evaluation mode, see `fedtools.models.nnlm.build_nnlm`.
+        network: in evaluation mode, see `fedtools.lm.nnlm_network.build_nnlm`.
         vocabulary: the words.
         unigram: (words,) int64, their counts in the training text.
     """

@@ -29,6 +29,7 @@ from fedtools.data.symbols import warn_of_unknown
 from fedtools.exchange.states import load_state, save_state
 from fedtools.lm.ngram import read_sentences
 from fedtools.lm.nnlm import CONFIG, MODEL, network_options
+from fedtools.lm.nnlm_network import build_nnlm, losses, pad
 from fedtools.lm.vocabulary import (
     UNKNOWN_ID,
     WORDS,
@@ -36,7 +37,6 @@ from fedtools.lm.vocabulary import (
     make_vocabulary,
     write_unigram,
 )
-from fedtools.models.nnlm import build_nnlm, losses, pad
 from fedtools.models.training import (
     DTYPES,
     Training,
@@ -56,7 +56,7 @@ class NnlmTraining(Training):
     """The section `nnlm` of a recipe's configuration.
 
     Attributes:
-        lm_conf: the network, fields of `fedtools.models.nnlm.NnlmOptions` (ESPnet's names).
+        lm_conf: the network, fields of `fedtools.lm.nnlm_network.NnlmOptions` (ESPnet's names).
         vocab_size: the most lines of words.txt, `</s>` and `<unk>` included; None for any number.
         min_count: words that are rarer in the training text are `<unk>`.
         epochs: passes over the training text.

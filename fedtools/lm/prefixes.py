@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtools.models.nnlm import word_logits
+from fedtools.lm.nnlm_network import word_logits
 
 # The most logits (nodes x words) in memory at a time.
 _MAX_LOGITS = 1 << 22

@@ -15,6 +15,7 @@ from fedtools.client.options import ClipTraining, UtteranceTraining
 from fedtools.core.recipe_sections import SECTIONS as OF_RECIPES
 from fedtools.decode.beam import BeamOptions
 from fedtools.exchange.options import Options
+from fedtools.lm.nnlm_network import NnlmOptions
 from fedtools.lm.nnlm_training import NnlmTraining
 from fedtools.methods import METHODS
 from fedtools.methods.base import Method
@@ -22,7 +23,6 @@ from fedtools.models.acoustic.tdnn import TdnnEncoder
 from fedtools.models.adapt.adaptation import Adapt
 from fedtools.models.keywords import NETWORKS
 from fedtools.models.keywords.base import Sizes
-from fedtools.models.nnlm import NnlmOptions
 from fedtools.models.pretrained.options import Generation, Pretrained
 from fedtools.models.training import Training
 from fedtools.privacy.options import Privacy

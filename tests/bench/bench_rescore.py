@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from fedtools.core.tables import format_table
 from fedtools.lm import prefixes
 from fedtools.lm.nbest_scoring import batches
-from fedtools.models.nnlm import NnlmOptions, build_nnlm, pad
+from fedtools.lm.nnlm_network import NnlmOptions, build_nnlm, pad
 
 # Utterances, hypotheses, words.
 SETS = ((24, 20, 10), (8, 20, 30), (1, 100, 75))

@@ -14,7 +14,7 @@ from fedtools.client.objective import Objective
 from fedtools.client.unit import Key, Models, Source
 from fedtools.core.config import Positive
 from fedtools.core.seeds import generator
-from fedtools.models.nnlm import (
+from fedtools.lm.nnlm_network import (
     IGNORED,
     NnlmOptions,
     build_nnlm,
@@ -39,7 +39,7 @@ class LmTraining(Training):
 
 @dataclass(frozen=True)
 class Sentences:
-    """A batch: inputs and targets (B, T), as `fedtools.models.nnlm.pad` makes them."""
+    """A batch: inputs and targets (B, T), as `fedtools.lm.nnlm_network.pad` makes them."""
 
     inputs: Tensor
     targets: Tensor

@@ -19,11 +19,11 @@ from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.options import Options
 from fedtools.lm.nbest_scoring import score
 from fedtools.lm.nnlm import Nnlm
+from fedtools.lm.nnlm_network import NnlmOptions, build_nnlm
 from fedtools.lm.reweighting import Lists, ListWeights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.lm.word_scores import NBEST
 from fedtools.methods.base import Method, Phase
-from fedtools.models.nnlm import NnlmOptions, build_nnlm
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import NewExperiment, State, Task, as_configured, not_supported
 from fedtools.tasks.begin import begin_with
