@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import logit
 from scipy.stats import binomtest, gmean, norm
+from sklearn.metrics import roc_auc_score
 
 from fedtools.attack.membership.attack import RATES, area, judge
 from fedtools.attack.membership.scores import Seen, blind, offline, online, rmia, scores_of
@@ -273,7 +274,7 @@ def test_audio_tells_what_differs_in_audio():
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=12))
 def test_the_area_counts_pairs(items):
-    """It equals a comparison of all pairs, ties counting half."""
+    """It equals a comparison of all pairs, ties counting half, and scikit-learn's area."""
     scores, members = (np.array(column) for column in zip(*items, strict=True))
     pairs = [
         (scores[i] > scores[k]) + 0.5 * (scores[i] == scores[k])
@@ -281,4 +282,8 @@ def test_the_area_counts_pairs(items):
         for k in np.flatnonzero(~members)
     ]
     found = area(scores, members)
-    assert found == pytest.approx(100 * np.mean(pairs)) if pairs else np.isnan(found)
+    if not pairs:
+        assert np.isnan(found)
+        return
+    assert found == pytest.approx(100 * np.mean(pairs))
+    assert found == pytest.approx(100 * roc_auc_score(members, scores))

