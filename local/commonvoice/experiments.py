@@ -15,61 +15,59 @@ sending  the experiments whose clients send features: wave, folder, name, and na
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-from systems import Systems, method_of, paths, read, title, variants_of
+from systems import Systems, method_of, paths, read, sections_of, title, variants_of
 
 from fedtools.core.errors import exit_with_message
+
+# resolve() because the folder may be a link.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from grid import folder, words
 
 
 def experiments(systems: Systems, options: argparse.Namespace) -> Iterator[list[str]]:
     """Yield the lines of the list."""
     for seed in options.seeds:
-        ((_, baseline),) = paths(options.exp, ["baseline"], seed)
-        yield [
-            *(baseline, "-"),
-            *init(options, seed, "baseline", "centralized", options.server_train, "server_valid"),
-            *rounds_of(options, "baseline"),
-            *(["--section", f"variants.{options.baseline}"] if options.baseline else []),
-        ]
+        baseline = folder(options.exp, "baseline", seed=seed)
+        begun = init(options, seed, "baseline", "centralized", options.server_train, "server_valid")
+        variants = [f"variants.{options.baseline}"] if options.baseline else []
+        yield [baseline, "-", *begun, *rounds(options, "baseline"), *words(section=variants)]
         for system, path in paths(options.exp, systems.all, seed):
-            method, train, sections = method_of(system), options.train, []
-            for variant in variants_of(system):
-                # The baseline's fixed labels are the transcripts of another data directory.
-                if variant == "fixed":
-                    train, variant = f"{train}_fixed_seed{seed}", "transcripts"
-                sections += ["--section", f"variants.{variant}"]
+            method, variants, train = method_of(system), variants_of(system), options.train
+            # The baseline's fixed labels are the transcripts of another data directory.
+            if "fixed" in variants:
+                train += f"_fixed_seed{seed}"
             begun = init(options, seed, f"methods.{method}?", method, train, "valid")
-            if "server_beam" in variants_of(system) and not systems.seq2seq:
+            if "server_beam" in variants and not systems.seq2seq:
                 # Whisper needs neither a language model nor weights.
-                begun += ["--asset", f"lm={options.exp}/lm", "--asset", f"weights={baseline}"]
-            start = ["--start", f"{baseline}/model.safetensors"]
-            yield [path, baseline, *begun, *start, *sections, *rounds_of(options, system)]
+                begun += words(asset={"lm": f"{options.exp}/lm", "weights": baseline})
+            begun += words(start=f"{baseline}/model.safetensors", section=sections_of(system))
+            yield [path, baseline, *begun, *rounds(options, system)]
 
 
 def init(
     options: argparse.Namespace, seed: str, section: str, method: str, train: str, valid: str
 ) -> list[str]:
     """Return the options of `fedtools init` that every experiment has."""
-    words = ["--section", section, "--method", method, "--seed", seed]
-    words += ["--data", f"train={options.data}/{train}", "--data", f"valid={options.data}/{valid}"]
-    if options.pretrained:
-        words += ["--set", f"model.path={options.pretrained}"]
-    return [*words, "--asset", f"tokens={options.tokens or f'{options.exp}/tokens'}"]
+    data = {"train": f"{options.data}/{train}", "valid": f"{options.data}/{valid}"}
+    model = {"model.path": options.pretrained} if options.pretrained else {}
+    tokens = {"tokens": options.tokens or f"{options.exp}/tokens"}
+    return words(section=section, method=method, seed=seed, data=data, set=model, asset=tokens)
 
 
-def rounds_of(options: argparse.Namespace, system: str) -> list[str]:
+def rounds(options: argparse.Namespace, system: str) -> list[str]:
     """Return what sets the rounds of an experiment; DecoupleFL divides them between its stages."""
-    if not options.rounds:
+    if not (total := options.rounds):
         return []
-    words = ["--set", f"rounds={options.rounds}"]
+    settings = {"rounds": total}
     if method_of(system) == "decouplefl":
-        shares = {"no_stage1": 0, "no_stage2": options.rounds}
-        halves = options.rounds // 2
-        first = next((shares[one] for one in variants_of(system) if one in shares), halves)
-        words += ["--set", f"method_conf.stage1={first}"]
-        words += ["--set", f"method_conf.stage2={options.rounds - first}"]
-    return words
+        shares = {"no_stage1": 0, "no_stage2": total}
+        first = next((shares[one] for one in variants_of(system) if one in shares), total // 2)
+        settings |= {"method_conf.stage1": first, "method_conf.stage2": total - first}
+    return words(set=settings)
 
 
 def cross(systems: Systems, options: argparse.Namespace) -> Iterator[list[str]]:
@@ -103,8 +101,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0, help=of_each)
     with exit_with_message("experiments.py"):
         systems, options = read(parser)
-        for words in parts[options.what](systems, options):
-            print("\t".join(words))
+        for line in parts[options.what](systems, options):
+            print("\t".join(line))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,18 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from pathlib import Path
 
 from fedtools.core.config import lookup, read_yaml
 from fedtools.core.errors import UserError
 from fedtools.core.recipe_sections import Newcomers
 from fedtools.models.pretrained.options import is_seq2seq
+
+# resolve() because the folder may be a link.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from grid import folder
 
 LABELS = ("transcripts", "continuous", "fixed")
 # Variants whose stage 2 at the server is trained on labels other than a teacher's.
@@ -39,6 +44,12 @@ def variants_of(system: str) -> list[str]:
     return system.split("+")[1:]
 
 
+def sections_of(system: str) -> list[str]:
+    """Return the sections of a system's variants; fixed labels are stored as transcripts."""
+    names = ["transcripts" if one == "fixed" else one for one in variants_of(system)]
+    return [f"variants.{name}" for name in names]
+
+
 def title(system: str) -> str:
     """Return a system's name in tables: {} for the method's title, and the variants."""
     return "".join(["{}", *(f", {one.replace('_', ' ')}" for one in variants_of(system))])
@@ -54,14 +65,14 @@ def check_methods(names: Iterable[str]) -> None:
 
 def paths(exp: str, systems: Iterable[str], seed: str) -> list[tuple[str, str]]:
     """Return each system's name and its folder of a seed."""
-    return [(system, f"{exp}/{system}/seed{seed}") for system in systems]
+    return [(system, folder(exp, system, seed=seed)) for system in systems]
 
 
 class Systems:
     """The systems that run.sh's options select; raises `UsageError` for an invalid combination.
 
     Attributes:
-        options: as `add_options` declares them.
+        options: as `read` declares them.
         labels: the labels that clients train on.
         own_labels: the configuration's labels; systems trained on these have no variant for them.
         main: the systems of --methods, with the variants of other options.
@@ -78,9 +89,14 @@ class Systems:
         self.main = [self._chosen(method) for method in options.methods]
         further = [system for table in options.tables for system in self.of_table[table]]
         self.all = list(dict.fromkeys([*self.main, *further]))
-        self._check_main()
-        self._check_clients()
-        self._check_variants()
+        for is_wrong, problem in self._problems():
+            if is_wrong:
+                raise UsageError(problem)
+        for section in [one for system in self.all for one in sections_of(system)]:
+            try:
+                lookup(options.config, section)
+            except UserError as error:
+                raise UsageError(f"unknown variant: {error}") from None
 
     def labelled(self, labels: str) -> str:
         """Return the variant for a kind of labels, "" for the configuration's."""
@@ -97,8 +113,8 @@ class Systems:
         return {
             "2": [f"centralized{self.labelled(labels)}" for labels in ("fixed", "continuous")],
             "4": [
-                f"{name}{end}"
-                for name in ("decouplefl", "decouplefl+no_stage1", "decouplefl+no_stage2", "joint")
+                *(f"decouplefl{variant}{end}" for variant in ("", "+no_stage1", "+no_stage2")),
+                f"joint{end}",
             ],
             "5": [f"decouplefl{variant}{end}" for variant in ("+cnn", "+cnn+sit", "", "+sit")],
             "stage2": [f"decouplefl{variant}{end}" for variant in ("", *SERVER_LABELS)],
@@ -132,71 +148,45 @@ class Systems:
     def _has(self, variant: str, systems: Iterable[str]) -> bool:
         return any(variant in variants_of(system) for system in systems)
 
-    def _check_main(self) -> None:
+    def _problems(self) -> Iterator[tuple[bool, str]]:
+        """Yield whether a combination of options is invalid, and why."""
         options = self.options
-        if options.extractor and not self._has(options.extractor, self.main):
-            problem = f"--extractor {options.extractor}: none of --methods has an extractor"
-            raise UsageError(problem)
-        if options.sit and not self._has("sit", self.main):
-            raise UsageError("--sit true: no decouplefl among --methods")
-        if self.labels == "fixed" and self._has("server_transcripts", self.all):
-            problem = "the data of --labels fixed has no transcripts for server_transcripts"
-            raise UsageError(f"{problem} (--methods, --tables stage2)")
-        if options.attacks and not self.sending:
-            problem = "no system of --methods and --tables sends features (DecoupleFL does)"
-            raise UsageError(f"--attacks true: {problem}")
-
-    def _check_clients(self) -> None:
-        """Raise `UsageError` for options that do not work with speakers as clients."""
-        seconds = self.options.newcomer_seconds
+        missing = options.extractor and not self._has(options.extractor, self.main)
+        yield missing, f"--extractor {options.extractor}: none of --methods has an extractor"
+        missing = options.sit and not self._has("sit", self.main)
+        yield missing, "--sit true: no decouplefl among --methods"
+        problem = "the data of --labels fixed has no transcripts for server_transcripts"
+        fixed = self.labels == "fixed" and self._has("server_transcripts", self.all)
+        yield fixed, f"{problem} (--methods, --tables stage2)"
+        problem = "no system of --methods and --tables sends features (DecoupleFL does)"
+        yield options.attacks and not self.sending, f"--attacks true: {problem}"
+        seconds = options.newcomer_seconds
         number = re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", seconds)
-        if not number or float(seconds) < 0.1:
-            raise UsageError(f"--newcomer_seconds: '{seconds}' is not a number of at least 0.1")
-        if self.options.clients == "accent":
-            return
-        problem = ""
-        if self._has("fixed", self.all):
-            problem = "newcomers have no fixed labels"
-        elif any(system.startswith("joint") for system in self.all):
+        problem = f"--newcomer_seconds: '{seconds}' is not a number of at least 0.1"
+        yield not number or float(seconds) < 0.1, problem
+        if options.clients == "speaker":
+            start = "--clients speaker: "
+            yield self._has("fixed", self.all), f"{start}newcomers have no fixed labels"
             problem = "joint (--methods, --tables 4) holds every client's model in memory"
-        elif self._has("sit", self.all):
+            yield any(one.startswith("joint") for one in self.all), start + problem
             problem = "a client of one speaker has no other speaker to be invariant to"
-            problem += " (--sit true, +sit, --tables 5)"
-        if problem:
-            raise UsageError(f"--clients speaker: {problem}")
-
-    def _check_variants(self) -> None:
-        variants = [name for system in self.all for name in variants_of(system)]
-        # Fixed labels are stored as transcripts, so they use that variant's section.
-        for name in dict.fromkeys("transcripts" if one == "fixed" else one for one in variants):
-            try:
-                lookup(self.options.config, f"variants.{name}")
-            except UserError as error:
-                raise UsageError(f"unknown variant: {error}") from None
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add run.sh's options that systems depend on."""
-
-    def words(text: str) -> list[str]:
-        return text.split()
-
-    parser.add_argument("--exp", required=True, help="the directory of the experiments")
-    parser.add_argument("--config", required=True, help="the YAML configuration")
-    parser.add_argument("--seeds", type=words, required=True)
-    parser.add_argument("--methods", type=words, required=True)
-    parser.add_argument("--clients", choices=("accent", "speaker"), default="accent")
-    parser.add_argument("--labels", default="", help="default: the configuration's")
-    parser.add_argument("--extractor", default="")
-    parser.add_argument("--sit", type="true".__eq__, default=False)
-    parser.add_argument("--tables", type=words, default=[])
-    parser.add_argument("--attacks", type="true".__eq__, default=False)
-    parser.add_argument("--newcomer-seconds", default=f"{Newcomers.seconds:g}")
+            yield self._has("sit", self.all), f"{start}{problem} (--sit true, +sit, --tables 5)"
 
 
 def read(parser: argparse.ArgumentParser) -> tuple[Systems, argparse.Namespace]:
     """Read the command line; exit with status 2 on an invalid combination of options."""
-    add_options(parser)
+    add = parser.add_argument
+    add("--exp", required=True, help="the directory of the experiments")
+    add("--config", required=True, help="the YAML configuration")
+    add("--seeds", type=str.split, required=True)
+    add("--methods", type=str.split, required=True)
+    add("--clients", choices=("accent", "speaker"), default="accent")
+    add("--labels", default="", help="default: the configuration's")
+    add("--extractor", default="")
+    add("--sit", type="true".__eq__, default=False)
+    add("--tables", type=str.split, default=[])
+    add("--attacks", type="true".__eq__, default=False)
+    add("--newcomer-seconds", default=f"{Newcomers.seconds:g}")
     options = parser.parse_args()
     try:
         return Systems(options), options

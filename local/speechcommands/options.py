@@ -9,10 +9,9 @@ from typing import Any
 
 from fedtools.federation.init import read_config
 
-# A method, and the options that the name of a folder or of a grid's row has. Groups: the method,
-# the options without the last value, and the last value.
-_PAIR = r"[a-z_]+=[^=,]+"
-ROW = re.compile(rf"([a-z0-9_]+)(?:\.((?:{_PAIR},)*[a-z_]+)=([^=,]+))?")
+# A method, and changed options, as the name of a folder or of a grid's row has them.
+_PAIR = "[a-z_]+=[^=,]+"
+ROW = re.compile(rf"([a-z0-9_]+)(?:\.({_PAIR}(?:,{_PAIR})*))?")
 # Options among these that belong to the experiment and not to its method.
 OF_EXPERIMENT = ("rounds",)
 # The option of a row whose training data are the server's own: the number of its clips.
@@ -56,13 +55,10 @@ def config_for(method: str, classes: int, path: Path | None) -> dict[str, Any]:
     return read_config(path, sections, []) if path else {}
 
 
-def changes_of(option: str, value: str) -> list[tuple[str, str]]:
-    """Return each option that a setting names, with its value."""
-    if not option:
-        return []
-    *before, last = option.split(",")
-    return [*((name, text) for name, _, text in (one.partition("=") for one in before)),
-            (last, value)]  # fmt: skip
+def changes_of(changed: str) -> dict[str, str]:
+    """Return the changed options of a row, "private_steps=50,adversarial=0.1", by name."""
+    pairs = (one.partition("=") for one in changed.split(","))
+    return {name: value for name, _, value in pairs if name}
 
 
 def canonical(value: object) -> str:

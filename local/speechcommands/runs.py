@@ -366,7 +366,8 @@ def _read_run(path: Path) -> Run:
     task, network, folder, seed = path.parts[-4:]
     experiment = Experiment(path)
     match = ROW.fullmatch(folder)
-    method, option, value = match.groups(default="") if match else (folder, "", "")
+    method, changed = match.groups(default="") if match else (folder, "")
+    option, _, value = changed.rpartition("=")
     model = experiment.options.model
     known = network in NETWORKS.names() or is_pretrained(model)
     known = known and method in METHODS.names()
@@ -393,7 +394,7 @@ def _check_name(run: Run, seed: str) -> None:
         "method": (setting.method, options.method),
         "seed": (seed.removeprefix("seed"), str(options.seed)),
     }
-    for option, value in changes_of(setting.option, setting.value):
+    for option, value in changes_of(f"{setting.option}={setting.value}").items():
         pairs[option] = canonical(value), run.value_of(option)
     for name, (named, found) in pairs.items():
         if named != found:

@@ -336,7 +336,7 @@ def varied(method: str, option: str, value: str) -> str:
     """Return a method's name in tables, with its changed options."""
     if (method, option) == ("centralized", SERVER_CLIPS):
         return f"Server alone, {value} clips"
-    changed = changes_of(option, value)
+    changed = changes_of(f"{option}={value}").items()
     return "".join([title_of(method), *(f", {SYMBOLS.get(one, one)} = {v}" for one, v in changed)])
 
 
