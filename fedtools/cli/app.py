@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import re
 import shlex
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
@@ -15,7 +17,10 @@ from annotated_types import Ge, Le
 from typer.core import TyperCommand, TyperGroup
 
 from fedtools import __version__
+from fedtools.core.errors import exit_with_message, harmless
 
+# Of typer's own copy of click, or in earlier versions of click.
+UsageError: Any = typer.BadParameter.__base__
 Function = TypeVar("Function", bound=Callable[..., None])
 # The headings in `fedtools --help`, in order.
 Kind = Literal[
@@ -123,6 +128,34 @@ def command(name: str, kind: Kind, to: typer.Typer = app) -> Callable[[Function]
         return to.command(name, cls=Command, **settings)(function)
 
     return register
+
+
+def script(function: Callable[..., None], program: str, about: str | None) -> None:
+    """Run a recipe's script as a command.
+
+    Exit with 1 for bad input and with 2 for wrong usage, after one line on stderr.
+
+    Args:
+        function: its parameters are the arguments and options; a `typer.BadParameter` that it
+            raises is wrong usage.
+        program: the script's name.
+        about: the help; the lines of all paragraphs but the first are printed as they are.
+    """
+    one = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    text = re.sub(r"\n\n+", "\n\n\b\n", (about or "").strip())
+
+    @one.command(help=text, context_settings={"help_option_names": ["-h", "--help"]})
+    @functools.wraps(function)
+    def run(**given: Any) -> None:
+        with exit_with_message(program):
+            function(**given)
+
+    with harmless():
+        try:
+            sys.exit(one(prog_name=program, standalone_mode=False))
+        except UsageError as error:
+            print(f"{program}: {error.format_message()}", file=sys.stderr)
+            sys.exit(2)
 
 
 def section_option(kind: type, name: str, *, help: str, **settings: Any) -> Any:

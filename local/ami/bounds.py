@@ -12,14 +12,15 @@ times there is no span.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import typer
 
+from fedtools.cli.app import script
 from fedtools.core.config import write_yaml
-from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.errors import UserError
 from fedtools.data.datadir import DataDir
 from fedtools.lm.stream import read_times, times_in
 
@@ -43,14 +44,14 @@ def bounds_of(path: Path) -> dict[str, float]:
     return {**found, "span": span} if span else found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("data", type=Path, help="text, utt2client, and segments or utt2start")
-    parser.add_argument("out", type=Path, metavar="OUT.yaml", help="utterance, user, span")
-    options = parser.parse_args()
-    with exit_with_message("bounds.py"):
-        write_yaml(options.out, bounds_of(options.data))
+def main(
+    data: Path = typer.Argument(
+        ..., metavar="DATA", help="text, utt2client, and segments or utt2start"
+    ),
+    out: Path = typer.Argument(..., metavar="OUT.yaml", help="utterance, user, span"),
+) -> None:
+    write_yaml(out, bounds_of(data))
 
 
 if __name__ == "__main__":
-    main()
+    script(main, "bounds.py", __doc__)

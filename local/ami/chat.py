@@ -10,17 +10,18 @@ the spelling of typed text differs. Sentences without a word are left out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import typer
 from words import words_of
 
+from fedtools.cli.app import script
 from fedtools.core.atomic import write_text
-from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.errors import UserError
 from fedtools.core.text_files import read_bytes
 
 # Largest file that is read, in bytes; the dataset has 40 MB.
@@ -45,24 +46,21 @@ def sentences(dataset: Any, path: Path) -> Iterator[str]:
             yield words
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("dataset", type=Path, metavar="DATASET.json")
-    parser.add_argument("out", type=Path, metavar="OUT.txt")
-    options = parser.parse_args()
-    with exit_with_message("chat.py"):
-        path = options.dataset
-        try:
-            dataset = json.loads(read_bytes(path, MOST, "run chat.sh"))
-        except ValueError as error:
-            raise UserError(f"not JSON: {error}", path=path, remedy="run chat.sh") from None
-        lines = list(sentences(dataset, path))
-        if not lines:
-            raise UserError("no words", path=path)
-        write_text(options.out, "".join(f"{line}\n" for line in lines))
-        words = sum(len(line.split()) for line in lines)
-        print(f"{options.out}: {len(lines):,} sentences, {words:,} words")
+def main(
+    dataset: Path = typer.Argument(..., metavar="DATASET.json"),
+    out: Path = typer.Argument(..., metavar="OUT.txt"),
+) -> None:
+    try:
+        conversations = json.loads(read_bytes(dataset, MOST, "run chat.sh"))
+    except ValueError as error:
+        raise UserError(f"not JSON: {error}", path=dataset, remedy="run chat.sh") from None
+    lines = list(sentences(conversations, dataset))
+    if not lines:
+        raise UserError("no words", path=dataset)
+    write_text(out, "".join(f"{line}\n" for line in lines))
+    words = sum(len(line.split()) for line in lines)
+    print(f"{out}: {len(lines):,} sentences, {words:,} words")
 
 
 if __name__ == "__main__":
-    main()
+    script(main, "chat.py", __doc__)

@@ -26,28 +26,28 @@ begins in its meeting (seconds).
 
 from __future__ import annotations
 
-import argparse
-import math
-import re
 import shutil
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
 
 import corpus
+import typer
 from corpus import Headsets, Reader, Utterance
 from split import SETS, census, official, read_split
 
+from fedtools.cli.app import script
 from fedtools.core.atomic import atomic_path
-from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.errors import UserError
 from fedtools.data.datadir import DataDir, check_id
 from fedtools.data.dropped import Dropped
 from fedtools.lm.stream import STARTS
 
 MONO = "mono"
 RECORDED, SYNTHETIC = "recorded", "synthetic"
-CLIENTS = ("speaker", "meeting")
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def write_all(
 # --- the command ----------------------------------------------------------------------------------
 
 
-def prepare(options: argparse.Namespace) -> None:
+def prepare(options: SimpleNamespace) -> None:
     """Read the corpus, write the sets, and report what was kept and dropped."""
     split = read_split(options.split) if options.split else official()
     dropped, headsets = Dropped(), None
@@ -164,7 +164,7 @@ def prepare(options: argparse.Namespace) -> None:
     print(f"kept {len(utterances)}, dropped {dropped.total()}{reasons}")
 
 
-def check(utterances: list[Utterance], dropped: Dropped, options: argparse.Namespace) -> None:
+def check(utterances: list[Utterance], dropped: Dropped, options: SimpleNamespace) -> None:
     """Report unusable segments; raise `UserError` if they are too many or nothing is left."""
     faults = dropped.faults()
     for reason, place in sorted(dropped.first.items()):
@@ -189,58 +189,53 @@ def report(name: str, utterances: list[Utterance], client: str) -> None:
     )
 
 
-def share(text: str) -> float:
-    """Read a number from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError("expected a number from 0 to 1, such as 0.02")
-    return value
+ABOUT = "Make data directories of AMI's train, dev and eval sets, with clients."
 
 
-def count(text: str) -> int:
-    """Read a whole number from 0."""
-    if not re.fullmatch("[0-9]{1,6}", text, re.ASCII):
-        raise argparse.ArgumentTypeError("expected a whole number of at least 0")
-    return int(text)
-
-
-def parse_options(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line; wrong usage exits 2."""
-    parser = argparse.ArgumentParser(
-        description="Make data directories of AMI's train, dev and eval sets, with clients."
-    )
-    add = parser.add_argument
-    add("corpus", type=Path, help="the folder with annotations and audio")
-    add("out", type=Path, help="where the data directories are written")
-    speech = "synthetic: annotations alone, to be spoken by speak.py (default: recorded)"
-    add("--speech", choices=(RECORDED, SYNTHETIC), default=RECORDED, help=speech)
-    add("--client", choices=CLIENTS, default="speaker", help="unit of a client (default: speaker)")
-    where = "the folder of {} (default: found below CORPUS)"
-    add("--annotations", type=Path, metavar="DIR", help=where.format("words and segments"))
-    add("--audio", type=Path, metavar="DIR", help=where.format("the meetings' recordings"))
-    own = "a meeting and train, dev or eval on each line (default: Full-corpus-ASR)"
-    add("--split", type=Path, metavar="FILE", help=own)
-    add("--whole", action="store_true", help="fail unless every meeting of the split is there")
-    most = "divide segments at full stops, and sentences with more words and marks than this at "
-    most += "commas; 0: do not divide segments (default: 30)"
-    add("--max-words", dest="most", type=count, default=30, metavar="N", help=most)
-    drop = "fail if more than this fraction of the segments is unusable (default: 0.02)"
-    add("--max-drop", type=share, default=0.02, metavar="X", help=drop)
-    options = parser.parse_args(arguments)
-    if options.speech == SYNTHETIC and options.audio:
-        parser.error("--audio cannot be used with --speech synthetic")
-    return options
-
-
-def main() -> None:
-    """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
-    options = parse_options(sys.argv[1:])
-    with exit_with_message("prepare.py"):
-        prepare(options)
+def main(
+    corpus: Path = typer.Argument(
+        ..., metavar="CORPUS", help="The folder with annotations and audio."
+    ),
+    out: Path = typer.Argument(..., metavar="OUT", help="Where the data directories are written."),
+    speech: Literal["recorded", "synthetic"] = typer.Option(
+        RECORDED, help="synthetic: annotations alone, to be spoken by speak.py."
+    ),
+    client: Literal["speaker", "meeting"] = typer.Option("speaker", help="Unit of a client."),
+    annotations: Path | None = typer.Option(
+        None, metavar="DIR", help="The folder of words and segments (default: below CORPUS)."
+    ),
+    audio: Path | None = typer.Option(
+        None, metavar="DIR", help="The folder of the meetings' recordings (default: below CORPUS)."
+    ),
+    split: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="A meeting and train, dev or eval on each line (default: Full-corpus-ASR).",
+    ),
+    whole: bool = typer.Option(
+        False, "--whole", help="Fail unless every meeting of the split is there."
+    ),
+    most: int = typer.Option(
+        30,
+        "--max-words",
+        min=0,
+        max=999_999,
+        metavar="N",
+        help="Divide segments at full stops, and sentences with more words and marks than this at "
+        "commas; 0: do not divide segments.",
+    ),
+    max_drop: float = typer.Option(
+        0.02,
+        min=0.0,
+        max=1.0,
+        metavar="X",
+        help="Fail if more than this fraction of the segments is unusable.",
+    ),
+) -> None:
+    if speech == SYNTHETIC and audio:
+        raise typer.BadParameter("cannot be used with --speech synthetic", param_hint="--audio")
+    prepare(SimpleNamespace(**locals()))
 
 
 if __name__ == "__main__":
-    main()
+    script(main, "prepare.py", ABOUT)

@@ -10,10 +10,10 @@ new sentences.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 from corpus import Row, sha256_of
 
@@ -89,7 +89,7 @@ def hold_out(
 
 
 def pools(
-    rows: list[Row], options: argparse.Namespace
+    rows: list[Row], options: SimpleNamespace
 ) -> Iterator[tuple[str, str, Speakers, list[float]]]:
     """Yield each pool to be split into train, valid and test: prefix, name, speakers, hours."""
     third = [hours / len(options.accents) for hours in options.hours]
@@ -112,7 +112,7 @@ def pools(
         yield "server_", "the server", by_speaker(others, options.seed), server_hours
 
 
-def unfit(row: Row, heard: set[str], options: argparse.Namespace) -> str:
+def unfit(row: Row, heard: set[str], options: SimpleNamespace) -> str:
     """Return why a row is not trained on, one of UNFIT, or "" if it is."""
     rate = len(row.sentence) / row.seconds
     if row.sentence in heard:
@@ -125,7 +125,7 @@ def unfit(row: Row, heard: set[str], options: argparse.Namespace) -> str:
 
 
 def fit_to_train(
-    name: str, speakers: Speakers, heard: set[str], options: argparse.Namespace, left_out: Counter
+    name: str, speakers: Speakers, heard: set[str], options: SimpleNamespace, left_out: Counter
 ) -> Speakers:
     """Return speaker -> rows to train on, and count all other rows in `left_out` by reason.
 
@@ -145,7 +145,7 @@ def fit_to_train(
 
 
 def choose(
-    rows: list[Row], options: argparse.Namespace, dropped: Counter, left_out: Counter
+    rows: list[Row], options: SimpleNamespace, dropped: Counter, left_out: Counter
 ) -> dict[str, list[Row]]:
     """Choose the rows of the six sets.
 

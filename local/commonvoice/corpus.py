@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import hashlib
 import io
@@ -14,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import typer
 
 from fedtools.core.errors import UserError
 from fedtools.core.text_files import open_input, other_encoding
@@ -110,22 +111,22 @@ def parse_accents(text: str) -> dict[str, list[str]]:
         name, equals, patterns = entry.partition("=")
         if not equals and _lost(entry):
             problem = f"{entry!r} has letters that are not allowed in names"
-            raise argparse.ArgumentTypeError(f"{problem}: give it one, as in NAME={entry}")
+            raise typer.BadParameter(f"{problem}: give it one, as in NAME={entry}")
         name = name.strip() if equals else short_name(entry)
         if not re.fullmatch("[A-Za-z0-9_]{1,60}", name):
             problem = f"{name!r}: a name is letters a-z, digits and '_'"
             tail = f", as in x={patterns}" if equals else ""
-            raise argparse.ArgumentTypeError(problem + tail)
+            raise typer.BadParameter(problem + tail)
         if entry == ANY:
             patterns, equals = "*", "="
         if name in accents:
-            raise argparse.ArgumentTypeError(f"{name!r} is given twice")
+            raise typer.BadParameter(f"{name!r} is given twice")
         found = separate(patterns, "|") if equals else [entry]
         if not found:
-            raise argparse.ArgumentTypeError(f"{name!r} has no pattern")
+            raise typer.BadParameter(f"{name!r} has no pattern")
         accents[name] = [canonical(pattern) for pattern in found]
     if not accents:
-        raise argparse.ArgumentTypeError("no accent is given")
+        raise typer.BadParameter("no accent is given")
     return accents
 
 

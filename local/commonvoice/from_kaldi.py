@@ -12,15 +12,16 @@ that a killed run leaves no corpus that looks complete.
 
 from __future__ import annotations
 
-import argparse
 import io
 from hashlib import sha256, sha512
 from pathlib import Path
 
+import typer
 from mini import COLUMNS
 
+from fedtools.cli.app import script
 from fedtools.core.atomic import atomic_path, write_text
-from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.errors import UserError
 from fedtools.core.progress import Count
 from fedtools.data.datadir import DataDir, read_table
 from fedtools.data.languages import is_known
@@ -93,21 +94,16 @@ def write_corpus(out: Path, folders: list[Path], accents_path: Path, language: s
     return f"{top}: {len(rows) - 1} clips of {len(speakers)} speakers"
 
 
-def main() -> None:
-    description, _, more = str(__doc__).partition("\n")
-    parser = argparse.ArgumentParser(
-        description=description, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", type=Path, metavar="OUT")
-    parser.add_argument("folders", type=Path, metavar="DATA", nargs="+")
-    parser.add_argument("--accents", type=Path, metavar="SPK2ACCENT", required=True)
-    parser.add_argument("--language", default="en", help="Common Voice's code; default: en")
-    options = parser.parse_args()
-    with exit_with_message("from_kaldi.py"):
-        if not is_known(options.language):
-            raise UserError(f"--language {options.language!r}: unknown code")
-        print(write_corpus(options.out, options.folders, options.accents, options.language))
+def main(
+    out: Path = typer.Argument(..., metavar="OUT"),
+    folders: list[Path] = typer.Argument(..., metavar="DATA..."),
+    accents: Path = typer.Option(..., metavar="SPK2ACCENT"),
+    language: str = typer.Option("en", help="Common Voice's code."),
+) -> None:
+    if not is_known(language):
+        raise UserError(f"--language {language!r}: unknown code")
+    print(write_corpus(out, folders, accents, language))
 
 
 if __name__ == "__main__":
-    main()
+    script(main, "from_kaldi.py", __doc__)

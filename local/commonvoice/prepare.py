@@ -33,7 +33,6 @@ converted: wav.scp names the clips.
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 import shutil
@@ -41,14 +40,18 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import corpus
 import lengths
 import letters
+import typer
 from choose import SETS, UNFIT, choose
 from corpus import Row, sha256_of
 
-from fedtools.core.errors import UserError, exit_with_message
+from fedtools.cli.app import script
+from fedtools.core.errors import UserError
 from fedtools.core.recipe_sections import Corpus
 from fedtools.data.datadir import DataDir, check_id, write_table
 from fedtools.data.dropped import reasons_text
@@ -69,7 +72,7 @@ NOT_ASKED = (
 
 
 def choose_readable(
-    rows: list[Row], options: argparse.Namespace, language: Path, dropped: Counter
+    rows: list[Row], options: SimpleNamespace, language: Path, dropped: Counter
 ) -> dict[str, list[Row]]:
     """Choose the six sets, repeating the choice without clips that turn out to be faulty.
 
@@ -155,26 +158,8 @@ def three_hours(text: str) -> list[float]:
     except ValueError:
         hours = []
     if len(hours) != 3 or not all(0 < value < math.inf for value in hours):
-        raise argparse.ArgumentTypeError("expected three hours above 0, such as 100,10,10")
+        raise typer.BadParameter("expected three hours above 0, such as 100,10,10")
     return hours
-
-
-def limit(text: str) -> float:
-    """Read a number from 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not value >= 0:
-        raise argparse.ArgumentTypeError("expected a number of at least 0, such as 0.5")
-    return value
-
-
-def count(text: str) -> int:
-    """Read a whole number above 0."""
-    if not re.fullmatch("[1-9][0-9]{0,3}", text):
-        raise argparse.ArgumentTypeError("expected a whole number above 0, such as 4")
-    return int(text)
 
 
 def fraction(text: str) -> float:
@@ -184,18 +169,20 @@ def fraction(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError("expected a number above 0 and at most 1, such as 0.4")
+        raise typer.BadParameter("expected a number above 0 and at most 1, such as 0.4")
     return value
 
 
 def language_code(text: str) -> str:
     """Read the code of a language."""
     if not is_code(text):
-        raise argparse.ArgumentTypeError("expected the code of a language, such as de or zh-CN")
+        raise typer.BadParameter("expected the code of a language, such as de or zh-CN")
     return text
 
 
-EPILOG = """
+ABOUT = """
+Make data directories of Common Voice: clients by accent, and server data.
+
 ACCENTS is NAME=PATTERN|PATTERN,... in quotation marks.
 
 A pattern is a whole accent as the table has it, in any case. "*" stands for anything. Commas and
@@ -212,91 +199,6 @@ NAME= is named by its code, or else by its letters. Examples:
 """
 
 
-def add_training_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that restrict training sets, not validation and test sets."""
-    add = parser.add_argument
-    add(
-        "--common-sentences",
-        choices=("drop", "keep"),
-        default="drop",
-        help="what to do with sentences of valid and test in train and server_train; keep them for "
-        "a closed vocabulary, such as digits (default: drop)",
-    )
-    for name, least, most, unit in (
-        ("seconds", "shorter", "longer", "S"),
-        ("chars-per-second", "with fewer characters (spaces included)", "with more", "X"),
-    ):
-        text = "leave out training clips {} than this (default: no limit)"
-        add(f"--min-{name}", type=limit, default=0.0, metavar=unit, help=text.format(least))
-        add(f"--max-{name}", type=limit, default=math.inf, metavar=unit, help=text.format(most))
-
-
-def parse_options(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line; wrong usage exits 2."""
-    parser = argparse.ArgumentParser(
-        description="Make data directories of Common Voice: clients by accent, and server data.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("corpus", type=Path, help="the folder of the language, or the one above it")
-    add("out", type=Path, help="where train, valid, test and server_* are written")
-    add(
-        "--accents",
-        type=corpus.parse_accents,
-        required=True,
-        metavar="ACCENTS",
-        help="the clients; see below",
-    )
-    hours = "train, valid and test hours of all clients together (default: "
-    hours += f"{','.join(map(str, Corpus.hours))})"
-    default = [float(value) for value in Corpus.hours]
-    add("--hours", type=three_hours, default=default, metavar="H,H,H", help=hours)
-    hours = "the same for the server's data (default: as --hours)"
-    add("--server-hours", type=three_hours, metavar="H,H,H", help=hours)
-    server = parser.add_mutually_exclusive_group()
-    server.add_argument(
-        "--server",
-        type=corpus.parse_accents,
-        default={},
-        metavar="ACCENTS",
-        help="accents of the server's data (default: all others)",
-    )
-    server.add_argument(
-        "--server-fraction",
-        type=fraction,
-        metavar="X",
-        help="instead: the server gets this fraction of the speakers of each client's accent",
-    )
-    languages = "the language, if neither the table's locale nor the folder's name shows it"
-    add("--language", type=language_code, metavar="CODE", help=languages)
-    add(
-        "--unclear",
-        choices=("server", "drop"),
-        default="server",
-        help="rows with no accent or several, of speakers who name none of --accents: give them to "
-        "the server, as those of all other accents (default), or drop them",
-    )
-    share = "choose speakers who make up at most this fraction of a valid or test set first "
-    share += "(default: 0.1), for sets of many speakers with little speech"
-    add("--speaker-share", type=fraction, default=0.0, metavar="X", help=share)
-    add("--seed", type=int, default=0, help="random seed of the split (default: 0)")
-    add_training_options(parser)
-    jobs = "processes that open clips; no result depends on it (default: 1)"
-    add("--nj", type=count, default=1, metavar="N", help=jobs)
-    add(
-        "--max-drop",
-        type=fraction,
-        default=0.5,
-        metavar="X",
-        help="fail if more than this fraction of the requested rows is faulty (default: 0.5)",
-    )
-    options = parser.parse_args(arguments)
-    if overlap := sorted(options.accents.keys() & options.server.keys()):
-        parser.error(f"{overlap[0]!r} is in --accents and in --server")
-    return options
-
-
 def warn_of_odd_clips(rows: list[Row]) -> None:
     """Warn of training clips that recipes usually leave out."""
     long = sum(row.seconds > LONG_SECONDS for row in rows)
@@ -309,7 +211,7 @@ def warn_of_odd_clips(rows: list[Row]) -> None:
         )
 
 
-def report(sets: dict[str, list[Row]], dropped: Counter, options: argparse.Namespace) -> None:
+def report(sets: dict[str, list[Row]], dropped: Counter, options: SimpleNamespace) -> None:
     """Print hours, speakers and utterances of every set and accent, and what was dropped."""
     print(f"{'set':<13} {'accent':<24} {'hours':>8} {'speakers':>8} {'utterances':>10}")
     for name, rows in sets.items():
@@ -330,7 +232,7 @@ def report(sets: dict[str, list[Row]], dropped: Counter, options: argparse.Names
     print(f"kept {sum(map(len, sets.values()))}, dropped {dropped.total()}{reasons}")
 
 
-def prepare(options: argparse.Namespace) -> None:
+def prepare(options: SimpleNamespace) -> None:
     """Read the corpus, choose and write the six sets, and report what was kept and dropped."""
     language = corpus.find_language(options.corpus)
     clips, table = language / "clips", language / "validated.tsv"
@@ -362,12 +264,103 @@ def prepare(options: argparse.Namespace) -> None:
     report(sets, dropped, options)
 
 
-def main() -> None:
-    """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
-    options = parse_options(sys.argv[1:])
-    with exit_with_message("prepare.py"):
-        prepare(options)
+LIMIT = "Leave out training clips {} than this (default: no limit)."
+
+
+def limit(name: str, default: float, metavar: str, which: str) -> Any:
+    """Return an option that leaves training clips out."""
+    return typer.Option(
+        default, name, min=0.0, metavar=metavar, show_default=False, help=LIMIT.format(which)
+    )
+
+
+def main(
+    corpus: Path = typer.Argument(
+        ..., metavar="CORPUS", help="The folder of the language, or the one above it."
+    ),
+    out: Path = typer.Argument(
+        ..., metavar="OUT", help="Where train, valid, test and server_* are written."
+    ),
+    accents: Any = typer.Option(
+        ..., parser=corpus.parse_accents, metavar="ACCENTS", help="The clients; see above."
+    ),
+    hours: Any = typer.Option(
+        ",".join(map(str, Corpus.hours)),
+        parser=three_hours,
+        metavar="H,H,H",
+        help="Train, valid and test hours of all clients together.",
+    ),
+    server_hours: Any = typer.Option(
+        None,
+        parser=three_hours,
+        metavar="H,H,H",
+        help="The same for the server's data (default: as --hours).",
+    ),
+    server: Any = typer.Option(
+        None,
+        parser=corpus.parse_accents,
+        metavar="ACCENTS",
+        help="Accents of the server's data (default: all others).",
+    ),
+    server_fraction: Any = typer.Option(
+        None,
+        parser=fraction,
+        metavar="X",
+        help="Instead: the server gets this fraction of the speakers of each client's accent.",
+    ),
+    language: Any = typer.Option(
+        None,
+        parser=language_code,
+        metavar="CODE",
+        help="The language, if neither the table's locale nor the folder's name shows it.",
+    ),
+    unclear: Literal["server", "drop"] = typer.Option(
+        "server",
+        help="Rows with no accent or several, of speakers who name none of --accents: give them to "
+        "the server, as those of all other accents, or drop them.",
+    ),
+    speaker_share: Any = typer.Option(
+        None,
+        parser=fraction,
+        metavar="X",
+        help="Choose speakers who make up at most this fraction of a valid or test set first "
+        "(default: 0.1), for sets of many speakers with little speech.",
+    ),
+    seed: int = typer.Option(0, help="Random seed of the split."),
+    common_sentences: Literal["drop", "keep"] = typer.Option(
+        "drop",
+        help="What to do with sentences of valid and test in train and server_train; keep them for "
+        "a closed vocabulary, such as digits.",
+    ),
+    min_seconds: float = limit("--min-seconds", 0.0, "S", "shorter"),
+    max_seconds: float = limit("--max-seconds", math.inf, "S", "longer"),
+    min_chars_per_second: float = limit(
+        "--min-chars-per-second", 0.0, "X", "with fewer characters (spaces included)"
+    ),
+    max_chars_per_second: float = limit("--max-chars-per-second", math.inf, "X", "with more"),
+    nj: int = typer.Option(
+        1,
+        min=1,
+        max=9999,
+        metavar="N",
+        help="Processes that open clips; no result depends on it.",
+    ),
+    max_drop: Any = typer.Option(
+        "0.5",
+        parser=fraction,
+        metavar="X",
+        help="Fail if more than this fraction of the requested rows is faulty.",
+    ),
+) -> None:
+    if server and server_fraction:
+        problem = "not allowed with --server"
+        raise typer.BadParameter(problem, param_hint="--server-fraction")
+    if overlap := sorted(accents.keys() & (server or {}).keys()):
+        raise typer.BadParameter(f"{overlap[0]!r} is in --accents and in --server")
+    given = SimpleNamespace(**locals())
+    given.server, given.speaker_share = server or {}, speaker_share or 0.0
+    prepare(given)
 
 
 if __name__ == "__main__":
-    main()
+    script(main, "prepare.py", ABOUT)

@@ -21,7 +21,6 @@ unpack_corpus.py makes Speech Commands' own layout of these files again.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,11 +28,13 @@ from pathlib import Path
 
 import corpus
 import numpy as np
+import typer
 from corpus import Clip
 from unpack_corpus import COLUMNS, RATE, SUMS, TABLE, sums_of
 
+from fedtools.cli.app import script
 from fedtools.core.atomic import atomic_path, write_text
-from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.errors import UserError
 from fedtools.core.seeds import seed64
 from fedtools.core.tables import write_tsv
 
@@ -115,15 +116,12 @@ def draw(folder: Path, out: Path) -> None:
         print(f"{name}: {len(clips)} clips of {len(sizes)} speakers")
 
 
-def main() -> None:
-    """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
-    parser = argparse.ArgumentParser(description="Draw and pack the recipe's own corpus.")
-    parser.add_argument("corpus", type=Path, help="Speech Commands, unpacked")
-    parser.add_argument("out", type=Path, help="folder of the packed corpus")
-    options = parser.parse_args()
-    with exit_with_message("draw_corpus.py"):
-        draw(options.corpus, options.out)
+def main(
+    corpus: Path = typer.Argument(..., metavar="CORPUS", help="Speech Commands, unpacked."),
+    out: Path = typer.Argument(..., metavar="OUT", help="Folder of the packed corpus."),
+) -> None:
+    draw(corpus, out)
 
 
 if __name__ == "__main__":
-    main()
+    script(main, "draw_corpus.py", __doc__)

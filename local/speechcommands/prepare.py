@@ -51,23 +51,26 @@ paper       The construction that the counts in table 1 of Li et al. (2022), "Av
 
 from __future__ import annotations
 
-import argparse
 import shutil
-import sys
 import unicodedata
+from argparse import ArgumentTypeError
 from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import corpus
+import typer
 from corpus import SETS, SILENCE, UNKNOWN, Clip, Dropped
 from made_noise import NOTE, make_noise
-from options import server_set, sizes, whole
+from options import server_set, sizes
 from silence import PIECE_CLIPS, cut_silence, share_noise
 
+from fedtools.cli.app import script
 from fedtools.core.atomic import write_text
-from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.errors import UserError
 from fedtools.core.recipe_sections import Clips
 from fedtools.core.seeds import seed64
 from fedtools.core.tables import format_table
@@ -97,9 +100,7 @@ class Task:
 # --- choosing -------------------------------------------------------------------------------------
 
 
-def keyword_sets(
-    sets: Sets, noise: list[Clip], options: argparse.Namespace, notes: list[str]
-) -> Sets:
+def keyword_sets(sets: Sets, noise: list[Clip], options: SimpleNamespace, notes: list[str]) -> Sets:
     """Return the sets of the keyword task: clips of the keywords, of other words, and silence."""
     if options.silence:
         where = options.corpus / corpus.NOISE
@@ -139,14 +140,14 @@ def _without_unknown(clips: list[Clip], words: list[Clip], wanted: int) -> str:
     return f"no class {UNKNOWN}, which would need {wanted} clips: {there}"
 
 
-def keyword_classes(options: argparse.Namespace) -> list[str]:
+def keyword_classes(options: SimpleNamespace) -> list[str]:
     """Return the labels of the keyword task, in the order of the class indices."""
     negative = [SILENCE] * options.silence + [UNKNOWN] * options.unknown
     return [*negative, *options.keywords]
 
 
 def make_tasks(
-    sets: Sets, noise: list[Clip], options: argparse.Namespace, notes: list[str]
+    sets: Sets, noise: list[Clip], options: SimpleNamespace, notes: list[str]
 ) -> list[Task]:
     """Make the requested tasks, with the official training set."""
     words = byte_order({clip.label for clips in sets.values() for clip in clips})
@@ -165,9 +166,7 @@ def make_tasks(
     return tasks
 
 
-def construct(
-    task: Task, archive: list[Clip], options: argparse.Namespace, notes: list[str]
-) -> None:
+def construct(task: Task, archive: list[Clip], options: SimpleNamespace, notes: list[str]) -> None:
     """Apply --split and --min-clips to the training set, and use the archive as the test set."""
     clips = task.sets["train"]
     if options.split == "paper":
@@ -188,7 +187,7 @@ def construct(
                             remedy=remedy)  # fmt: skip
 
 
-def add_server_sets(task: Task, options: argparse.Namespace) -> None:
+def add_server_sets(task: Task, options: SimpleNamespace) -> None:
     """Add the sets of a server that trains alone: for each size, the first clips of valid."""
     clips = task.sets["valid"]
     # Every larger set contains the smaller ones.
@@ -275,7 +274,7 @@ def outcome_of(kept: int, dropped: Dropped) -> str:
     return f"kept {kept}, dropped {sum(counts.values())}" + (f" ({listed})" if listed else "")
 
 
-def prepare(options: argparse.Namespace) -> None:
+def prepare(options: SimpleNamespace) -> None:
     """Read the corpus, choose and write the sets of the tasks, and report the result."""
     folder = corpus.find_corpus(options.corpus)
     dropped: Dropped = defaultdict(list)
@@ -318,26 +317,8 @@ def several_words(text: str) -> list[str]:
     words = [unicodedata.normalize("NFC", word.strip()) for word in text.split(",")]
     if len(words) < 2 or len(set(words)) != len(words) or not all(words):
         problem = f"expected two or more different words, such as {KEYWORDS}"
-        raise argparse.ArgumentTypeError(problem)
+        raise typer.BadParameter(problem)
     return words
-
-
-def true_or_false(text: str) -> bool:
-    """Read true or false, as run.sh spells them."""
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError("expected true or false")
-    return text == "true"
-
-
-def share(text: str) -> float:
-    """Read a number from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError("expected a number from 0 to 1, such as 0.02")
-    return value
 
 
 def clip_length(text: str) -> float:
@@ -347,56 +328,97 @@ def clip_length(text: str) -> float:
     except (ValueError, OverflowError):
         value = 0.0
     if not 0.1 <= value <= 60:
-        raise argparse.ArgumentTypeError("expected seconds from 0.1 to 60, such as 1.5")
+        raise typer.BadParameter("expected seconds from 0.1 to 60, such as 1.5")
     return value
 
 
-def parse_options(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line; wrong usage exits 2."""
-    parser = argparse.ArgumentParser(
-        description="Make data directories of Speech Commands where every speaker is a client."
-    )
-    add = parser.add_argument
-    add("corpus", type=Path, help="the folder with the words' folders and the two lists")
-    add("out", type=Path, help="where keywords, words and noise.scp are written")
-    one = "one of the tasks (default: both)"
-    add("--task", type=lambda name: ALIASES.get(name, name), choices=TASKS, help=one)
-    construction = "official: train is the clips on neither list (default); paper: all clips"
-    add("--split", choices=("official", "paper"), default="official", help=construction)
-    words = f"two or more words, for the task keywords (default: {KEYWORDS})"
-    add("--keywords", type=several_words, default=KEYWORDS, metavar="W,W,...", help=words)
-    for name, label in (("--silence", SILENCE), ("--unknown", UNKNOWN)):
-        whether = f"whether the task keywords has {label} (default: true)"
-        add(name, type=true_or_false, default=True, metavar="true|false", help=whether)
-    source = "noise for silence and augmentation: the corpus' recordings (default), or generated"
-    add("--noise", choices=("corpus", "made"), default="corpus", help=source)
-    archive = "the separate test archive, to use as the test set of the task keywords"
-    add("--test-archive", type=Path, metavar="DIR", help=archive)
-    least = "leave clients with fewer clips out of train (default: "
-    least += f"{Clips.paper_min_clips} with --split paper, otherwise {Clips.min_clips})"
-    add("--min-clips", type=whole, metavar="N", help=least)
-    alone = "sizes of the sets of a server that trains alone, 25,67: the first clips of valid"
-    add("--server-clips", type=sizes, default=[], metavar="N,N,...", help=alone)
-    seed = "random seed of unknown and silence clips (default: 0)"
-    add("--seed", type=int, default=0, help=seed)
-    length = "length of a clip, and of the silence that is cut from noise (default: %(default)g)"
-    default = float(Clips.clip_seconds)
-    add("--clip-seconds", type=clip_length, default=default, metavar="S", help=length)
-    drop = "fail if more than this fraction of the clips is unusable (default: 0.02)"
-    add("--max-drop", type=share, default=0.02, metavar="X", help=drop)
-    options = parser.parse_args(arguments)
-    options.task = (options.task,) if options.task else TASKS
-    if options.min_clips is None:
-        options.min_clips = Clips.paper_min_clips if options.split == "paper" else Clips.min_clips
-    return options
+def server_sizes(text: str) -> list[int]:
+    """Read different whole numbers from 1, separated by commas."""
+    try:
+        return sizes(text)
+    except ArgumentTypeError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
-def main() -> None:
-    """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
-    options = parse_options(sys.argv[1:])
-    with exit_with_message("prepare.py"):
-        prepare(options)
+def task_of(name: str) -> str:
+    """Read the name of a task, or Google's number for it."""
+    if (task := ALIASES.get(name, name)) not in TASKS:
+        raise typer.BadParameter(f"expected {' or '.join(TASKS)}")
+    return task
+
+
+Boolean = Literal["true", "false"]
+
+
+ABOUT = "Make data directories of Speech Commands where every speaker is a client."
+
+
+def main(
+    corpus: Path = typer.Argument(
+        ..., metavar="CORPUS", help="The folder with the words' folders and the two lists."
+    ),
+    out: Path = typer.Argument(
+        ..., metavar="OUT", help="Where keywords, words and noise.scp are written."
+    ),
+    task: Any = typer.Option(
+        None, parser=task_of, metavar="|".join(TASKS), help="One of the tasks (default: both)."
+    ),
+    split: Literal["official", "paper"] = typer.Option(
+        "official", help="official: train is the clips on neither list; paper: all clips."
+    ),
+    keywords: Any = typer.Option(
+        KEYWORDS,
+        parser=several_words,
+        metavar="W,W,...",
+        help="Two or more words, for the task keywords.",
+    ),
+    silence: Boolean = typer.Option("true", help=f"Whether the task keywords has {SILENCE}."),
+    unknown: Boolean = typer.Option("true", help=f"Whether the task keywords has {UNKNOWN}."),
+    noise: Literal["corpus", "made"] = typer.Option(
+        "corpus",
+        help="Noise for silence and augmentation: the corpus' recordings, or generated.",
+    ),
+    test_archive: Path | None = typer.Option(
+        None,
+        metavar="DIR",
+        help="The separate test archive, to use as the test set of the task keywords.",
+    ),
+    min_clips: int | None = typer.Option(
+        None,
+        min=1,
+        metavar="N",
+        help="Leave clients with fewer clips out of train (default: "
+        f"{Clips.paper_min_clips} with --split paper, otherwise {Clips.min_clips}).",
+    ),
+    server_clips: Any = typer.Option(
+        None,
+        parser=server_sizes,
+        metavar="N,N,...",
+        help="Sizes of the sets of a server that trains alone, 25,67: the first clips of valid.",
+    ),
+    seed: int = typer.Option(0, help="Random seed of unknown and silence clips."),
+    clip_seconds: Any = typer.Option(
+        f"{Clips.clip_seconds:g}",
+        parser=clip_length,
+        metavar="S",
+        help="Length of a clip, and of the silence that is cut from noise.",
+    ),
+    max_drop: float = typer.Option(
+        0.02,
+        min=0.0,
+        max=1.0,
+        metavar="X",
+        help="Fail if more than this fraction of the clips is unusable.",
+    ),
+) -> None:
+    given = SimpleNamespace(**locals())
+    given.task = (task,) if task else TASKS
+    given.silence, given.unknown = silence == "true", unknown == "true"
+    given.server_clips = server_clips or []
+    if min_clips is None:
+        given.min_clips = Clips.paper_min_clips if split == "paper" else Clips.min_clips
+    prepare(given)
 
 
 if __name__ == "__main__":
-    main()
+    script(main, "prepare.py", ABOUT)

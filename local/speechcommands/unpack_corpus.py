@@ -13,17 +13,18 @@ again if one is missing or damaged, or if PACKED has changed.
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import typer
 from corpus import CLIP_NAME, LISTS, SETS
 
+from fedtools.cli.app import script
 from fedtools.core.atomic import new_folder, sha256, write_text
-from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.errors import UserError
 from fedtools.core.tables import count, read_tsv
 from fedtools.core.text_files import read_text
 
@@ -138,15 +139,12 @@ def unpack(packed: Path, out: Path) -> None:
     print(f"{out}: unpacked {len(clips)} clips", file=sys.stderr)
 
 
-def main() -> None:
-    """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
-    parser = argparse.ArgumentParser(description="Unpack the recipe's own corpus.")
-    parser.add_argument("packed", type=Path, metavar="PACKED", help="folder with the Opus files")
-    parser.add_argument("out", type=Path, metavar="OUT", help="the corpus, made or mended")
-    options = parser.parse_args()
-    with exit_with_message("unpack_corpus.py"):
-        unpack(options.packed, options.out)
+def main(
+    packed: Path = typer.Argument(..., metavar="PACKED", help="Folder with the Opus files."),
+    out: Path = typer.Argument(..., metavar="OUT", help="The corpus, made or mended."),
+) -> None:
+    unpack(packed, out)
 
 
 if __name__ == "__main__":
-    main()
+    script(main, "unpack_corpus.py", __doc__)

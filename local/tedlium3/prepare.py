@@ -24,7 +24,6 @@ corpus' quirks are handled.
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 import shutil
@@ -33,14 +32,18 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import corpus
+import typer
 from corpus import Utterance
 from partition import UNITS, PartitionOptions, Partitions, by_speaker, partition, seconds_of
 from table1 import report_of
 
+from fedtools.cli.app import script
 from fedtools.core.atomic import write_text
-from fedtools.core.errors import UserError, exit_with_message
+from fedtools.core.errors import UserError
 from fedtools.core.recipe_sections import Sets
 from fedtools.core.tables import write_tsv
 from fedtools.data.datadir import DataDir, byte_order, check_id, write_table
@@ -140,7 +143,7 @@ def write_lists(out: Path, result: Partitions, unit: str) -> None:
 # --- the command ----------------------------------------------------------------------------------
 
 
-def prepare(options: argparse.Namespace) -> None:
+def prepare(options: SimpleNamespace) -> None:
     """Read the corpus, choose and write the sets, and report what was kept and dropped."""
     folder = corpus.find_partition(options.corpus, options.partition)
     dropped = Dropped()
@@ -181,7 +184,7 @@ def above_0(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError("expected a number above 0")
+        raise typer.BadParameter("expected a number above 0")
     return value
 
 
@@ -190,75 +193,85 @@ def from_0(text: str) -> float:
     return 0.0 if text in ("0", "0.0") else above_0(text)
 
 
-def share(text: str) -> float:
-    """Read a number from 0 to 1."""
-    value = from_0(text)
-    if value > 1:
-        raise argparse.ArgumentTypeError("expected a number from 0 to 1, such as 0.02")
-    return value
-
-
-def whole(text: str) -> int:
-    """Read a whole number from 1."""
-    if not re.fullmatch("[1-9][0-9]{0,8}", text):
-        raise argparse.ArgumentTypeError("expected a whole number of at least 1")
-    return int(text)
-
-
 def three_counts(text: str) -> tuple[int, int, int]:
     """Read the numbers of speakers of Train-G, Part-1 and Part-2."""
-    parts = text.split(",")
-    if len(parts) != 3:
-        raise argparse.ArgumentTypeError("expected three whole numbers, such as 880,736,634")
-    return whole(parts[0]), whole(parts[1]), whole(parts[2])
+    if not re.fullmatch("[1-9][0-9]{0,8}(,[1-9][0-9]{0,8}){2}", text):
+        raise typer.BadParameter("expected three whole numbers, such as 880,736,634")
+    one, two, three = map(int, text.split(","))
+    return one, two, three
 
 
-def parse_options(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line; wrong usage exits 2."""
-    parser = argparse.ArgumentParser(
-        description="Make data directories of TED-LIUM 3 whose clients are personalised models."
-    )
-    add = parser.add_argument
-    add("corpus", type=Path, help="TEDLIUM_release-3, which has legacy and speaker-adaptation")
-    add("out", type=Path, help="where the data directories and lists are written")
-    which = (
-        "the corpus' own split: its dev and test speakers make the Indicator (default: %(default)s)"
-    )
-    add("--partition", choices=corpus.PARTITIONS, default=Sets.partition, help=which)
-    unit = "definition of a speaker: person, the stricter test, or talk, as in the paper"
-    unit += " (default: %(default)s)"
-    add("--unit", choices=tuple(UNITS), default=Sets.unit, help=unit)
-    add("--seed", type=int, default=0, help="random seed of the partition (default: 0)")
-    hours = "hours of Train-G (default: %(default)g)"
-    add("--hours-g", type=above_0, default=float(Sets.hours_g), metavar="H", help=hours)
-    seconds = "seconds of speech of a personalised model (default: %(default)g)"
-    default = float(Sets.seconds_per_model)
-    add("--seconds-per-model", type=above_0, default=default, metavar="S", help=seconds)
-    held = "seconds of speech of each speaker of a part to keep out of its models, if available; 0:"
-    held += " none (default: %(default)g)"
-    default = float(Sets.held_seconds)
-    add("--held-seconds", type=from_0, default=default, metavar="S", help=held)
-    two = "two models of each speaker, from different talks if possible, or of each talk"
-    two += " (default: %(default)s)"
-    add("--models-of", choices=("speaker", "talk"), default="speaker", help=two)
-    counts = "numbers of speakers of Train-G, Part-1, Part-2 (default: 880,736,634 with --unit talk"
-    counts += " and at least 2,250 talks; otherwise by --hours-g, and the rest 736 : 634)"
-    add("--speakers", type=three_counts, metavar="G,1,2", help=counts)
-    each = "utterances of each speaker of the Indicator (default: 10)"
-    add("--indicator-utterances", type=whole, default=10, metavar="N", help=each)
-    valid = "fraction of Train-G's utterances in valid (default: %(default)g)"
-    add("--valid", type=share, default=Sets.valid_share, metavar="X", help=valid)
-    drop = "fail if more than this fraction of the lines is unusable (default: 0.02)"
-    add("--max-drop", type=share, default=0.02, metavar="X", help=drop)
-    return parser.parse_args(arguments)
-
-
-def main() -> None:
-    """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
-    options = parse_options(sys.argv[1:])
-    with exit_with_message("prepare.py"):
-        prepare(options)
+def main(
+    corpus: Path = typer.Argument(
+        ..., metavar="CORPUS", help="TEDLIUM_release-3, which has legacy and speaker-adaptation."
+    ),
+    out: Path = typer.Argument(
+        ..., metavar="OUT", help="Where the data directories and lists are written."
+    ),
+    partition: Literal["legacy", "speaker-adaptation"] = typer.Option(
+        Sets.partition,
+        help="The corpus' own split: its dev and test speakers make the Indicator.",
+    ),
+    unit: Literal["person", "talk"] = typer.Option(
+        Sets.unit,
+        help="Definition of a speaker: person, the stricter test, or talk, as in the paper.",
+    ),
+    seed: int = typer.Option(0, help="Random seed of the partition."),
+    hours_g: Any = typer.Option(
+        f"{Sets.hours_g:g}", parser=above_0, metavar="H", help="Hours of Train-G."
+    ),
+    seconds_per_model: Any = typer.Option(
+        f"{Sets.seconds_per_model:g}",
+        parser=above_0,
+        metavar="S",
+        help="Seconds of speech of a personalised model.",
+    ),
+    held_seconds: Any = typer.Option(
+        f"{Sets.held_seconds:g}",
+        parser=from_0,
+        metavar="S",
+        help="Seconds of speech of each speaker of a part to keep out of its models, if available; "
+        "0: none.",
+    ),
+    models_of: Literal["speaker", "talk"] = typer.Option(
+        "speaker",
+        help="Two models of each speaker, from different talks if possible, or of each talk.",
+    ),
+    speakers: Any = typer.Option(
+        None,
+        parser=three_counts,
+        metavar="G,1,2",
+        help="Numbers of speakers of Train-G, Part-1, Part-2 (default: 880,736,634 with --unit "
+        "talk and at least 2,250 talks; otherwise by --hours-g, and the rest 736 : 634).",
+    ),
+    indicator_utterances: int = typer.Option(
+        10,
+        min=1,
+        max=999_999_999,
+        metavar="N",
+        help="Utterances of each speaker of the Indicator.",
+    ),
+    valid: float = typer.Option(
+        Sets.valid_share,
+        min=0.0,
+        max=1.0,
+        metavar="X",
+        help="Fraction of Train-G's utterances in valid.",
+    ),
+    max_drop: float = typer.Option(
+        0.02,
+        min=0.0,
+        max=1.0,
+        metavar="X",
+        help="Fail if more than this fraction of the lines is unusable.",
+    ),
+) -> None:
+    prepare(SimpleNamespace(**locals()))
 
 
 if __name__ == "__main__":
-    main()
+    script(
+        main,
+        "prepare.py",
+        "Make data directories of TED-LIUM 3 whose clients are personalised models.",
+    )
