@@ -87,6 +87,10 @@ class Systems:
             raise UsageError(f"--labels: '{self.labels}' is not of the form {'|'.join(LABELS)}")
         check_methods(map(method_of, options.methods))
         self.main = [self._chosen(method) for method in options.methods]
+        if unknown := [table for table in options.tables if table not in self.of_table]:
+            raise UsageError(
+                f"--tables: '{unknown[0]}' is not of the form {'|'.join(self.of_table)}"
+            )
         further = [system for table in options.tables for system in self.of_table[table]]
         self.all = list(dict.fromkeys([*self.main, *further]))
         for is_wrong, problem in self._problems():
