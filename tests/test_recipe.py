@@ -85,7 +85,7 @@ def test_each_command_opens_what_is_its_own(alone):
         [folder(one, "valid"), f"{data}/valid", f"{exp}/{one}/weights.yaml"] for one in SYSTEMS
     ]
     # Options of one set follow the options of all.
-    decoded = {tuple(words[words.index("--ngpu") + 2 :][:3]) for words in found["decode"]}
+    decoded = {tuple(words[words.index("--nj") + 2 :][:3]) for words in found["decode"]}
     assert decoded == {
         (f"{exp}/{system}", f"{data}/{split}", folder(system, split)) for system, split in DECODED
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -307,7 +308,16 @@ def test_the_terminal_has_no_table_of_a_log(recipe):
     perplexities, _, rest = rest.partition("\n20")
     steps, heading, summary = rest.partition("\nAMI ami\n\nMethod")
     assert perplexities.count("\n") == 2 and heading and "Stage 8" in steps
-    assert "  " not in before + steps
+    # But for the first command of each stage, which is indented.
+    first = re.compile(r"^    (?=\S)", re.M)
+    assert "  " not in first.sub("", before + steps)
+    commands = [
+        line[4:].removeprefix("fedtools ") for line in said.splitlines() if first.match(line)
+    ]
+    assert [words.split()[0] for words in commands] == [
+        *("local/prepare.py", "extract-features", "train-tokens", "init", "decode", "train-nnlm"),
+        *("local/bounds.py", "init", "rescore-sweep", "local/report.py"),
+    ]
     # Stages 7 and 8 name a line for each system.
     assert steps.count("/best: WER ") == 8
     logs = recipe / "exp" / "fake" / "log"
