@@ -26,11 +26,11 @@ from fedtools.attack.features.probe import parts_of, probe_speakers
 from fedtools.attack.features.reconstruction import Inverter, read_server_data
 from fedtools.attack.features.retrieval import find_speakers
 from fedtools.attack.features.sent import Victim, Window, one_of_each, open_victim, window
+from fedtools.audio.perturb import SPEED_TABLE
 from fedtools.core.errors import UserError
 from fedtools.core.tables import read_tsv, write_tsv
 from fedtools.data.ark import FeatureReader, write_ark
 from fedtools.data.datadir import DataDir
-from fedtools.data.perturb import SPEED_TABLE
 from fedtools.exchange.sent_features import sent_name
 from fedtools.federation.federation import Federation
 from fedtools.models.acoustic.asr import build_model

@@ -20,11 +20,11 @@ from torch import nn
 
 from fedtools.attack.options import Inversion
 from fedtools.attack.recovery.bag_of_words import Output, ranked, scores_of
+from fedtools.attack.recovery.griffin_lim import Front
 from fedtools.attack.recovery.matching import Plan, Simulation, distance, match
 from fedtools.attack.recovery.recovered import COLUMNS, Item, assigned, correlation, voices
 from fedtools.attack.speakers.readout import constant_of
 from fedtools.audio.features import FeatureConfig, compute
-from fedtools.audio.griffin_lim import Front
 from fedtools.core.tables import read_tsv
 from fedtools.data.clips import Clip, write_clips
 from fedtools.data.datadir import DataDir

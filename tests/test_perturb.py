@@ -9,9 +9,9 @@ import pytest
 import soundfile
 from conftest import ROOT, run
 
+from fedtools.audio.perturb import speakers_of
 from fedtools.data.ark import FeatureReader
 from fedtools.data.datadir import DataDir, read_table, write_table
-from fedtools.data.perturb import speakers_of
 
 VALIDATE = ROOT / "utils/validate_data_dir.py"
 RATE, HERTZ, SECONDS = 16_000, 1000.0, 2.0

@@ -21,10 +21,10 @@ import numpy as np
 from fedtools.attack.defences import Defence, State, defended
 from fedtools.attack.knowledge import NO_DEFENCE
 from fedtools.attack.victims import Victims, sound_victims
+from fedtools.audio.perturb import speakers_of
 from fedtools.core.errors import UserError
 from fedtools.core.progress import counted
 from fedtools.core.recipe_sections import Bootstrap
-from fedtools.data.perturb import speakers_of
 from fedtools.federation.federation import Federation
 from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.verification import binomial_bounds

@@ -21,7 +21,9 @@ from typing import Any
 import kaldi_native_fbank
 import numpy as np
 
+from fedtools.audio.feature_kinds import FeatureConfig, kind_of, write_kind
 from fedtools.audio.mel import mel_bank
+from fedtools.audio.perturb import speed_of, volume_of
 from fedtools.audio.wave import AudioError, read_wave, resample
 from fedtools.core.errors import UserError, some
 from fedtools.core.progress import counted
@@ -34,8 +36,6 @@ from fedtools.data.datadir import (
     read_table,
     write_table,
 )
-from fedtools.data.feature_kinds import FeatureConfig, kind_of, write_kind
-from fedtools.data.perturb import speed_of, volume_of
 
 # Kaldi computes on 16-bit integers; soundfile returns them divided by this.
 INT16_SCALE = 32768.0

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedtools.audio.feature_kinds import check_same, kind_beside, kind_of, write_kind
 from fedtools.audio.features import client_order
 from fedtools.core.atomic import sha256
 from fedtools.core.errors import UserError
@@ -22,7 +23,6 @@ from fedtools.core.recipe_sections import Ivectors
 from fedtools.core.seeds import seed64
 from fedtools.data.ark import FRAMES_PER_HOUR, FeatureReader, write_ark
 from fedtools.data.datadir import DataDir
-from fedtools.data.feature_kinds import check_same, kind_beside, kind_of, write_kind
 from fedtools.speaker.gmm import Moments, accumulate, train_ubm
 from fedtools.speaker.ivector import IvectorExtractor, train_extractor
 

@@ -18,6 +18,7 @@ from fedtools.audio.features import (
     audio_places,
     client_order,
 )
+from fedtools.audio.perturb import SPEED_TABLE
 from fedtools.audio.speech_end import end_of_speech
 from fedtools.audio.wave import AudioError, Wave, read_wave, resample
 from fedtools.core.errors import UserError
@@ -31,7 +32,6 @@ from fedtools.data.clips import (
     write_clips,
 )
 from fedtools.data.datadir import DataDir, read_table
-from fedtools.data.perturb import SPEED_TABLE
 
 # With a suitable clip length, at most this share of a corpus' clips is longer.
 MAY_LOSE = 0.1

@@ -418,7 +418,7 @@ def perturb_speed(
     Example in egs/commonvoice/asr1: fedtools perturb-speed data/mini/train data/mini/train_sp \
         --speeds '0.9 1.0 1.1'
     """
-    from fedtools.data.perturb import perturb_speed as perturb
+    from fedtools.audio.perturb import perturb_speed as perturb
 
     if not speeds.split():
         raise typer.BadParameter("no speed", param_hint="--speeds")
@@ -446,7 +446,7 @@ def perturb_volume(
     Example in egs/tedlium3/attack1: fedtools perturb-volume data/mini/train_g \
         data/mini/train_g_vol --seed 0
     """
-    from fedtools.data.perturb import perturb_volume as perturb
+    from fedtools.audio.perturb import perturb_volume as perturb
 
     if not 0 < low <= high < 1e6:
         raise typer.BadParameter(f"{low} to {high}: two numbers over 0", param_hint="--low")

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedtools.audio.feature_kinds import check_same
 from fedtools.core.atomic import sha256
 from fedtools.core.config import read_yaml
 from fedtools.core.errors import UserError, some
-from fedtools.data.feature_kinds import check_same
 from fedtools.data.symbols import BPE_MODEL, TOKENS
 from fedtools.exchange.experiment import Experiment
 from fedtools.tasks.identity import KIND

@@ -11,12 +11,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedtools.audio.feature_kinds import kind_of
 from fedtools.core.atomic import sha256
 from fedtools.core.errors import Missing, UserError
 from fedtools.data.datadir import DataDir, read_table
-from fedtools.data.feature_kinds import kind_of
 
-# The kind of features among the sums: see `fedtools.data.feature_kinds`.
+# The kind of features among the sums: see `fedtools.audio.feature_kinds`.
 KIND = "features"
 _ARCHIVES, _BLOCKS, _BLOCK_BYTES = 256, 64, 4096
 

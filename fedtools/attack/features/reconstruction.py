@@ -29,11 +29,11 @@ from fedtools.attack.features.sent import (
     window,
 )
 from fedtools.attack.features.transcripts import word_error_rate
+from fedtools.audio.perturb import speakers_of, unperturbed
 from fedtools.core.atomic import sha256
 from fedtools.core.errors import UserError
 from fedtools.core.progress import Lines
 from fedtools.core.seeds import generator, seed64
-from fedtools.data.perturb import speakers_of, unperturbed
 from fedtools.exchange.states import load_state, save_state, spec_of
 from fedtools.federation.federation import Federation
 from fedtools.models.acoustic.asr import input_kind_of, log_posteriors

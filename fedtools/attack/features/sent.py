@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtools.audio.perturb import speakers_of, unperturbed
 from fedtools.core.errors import UserError
 from fedtools.core.seeds import generator
 from fedtools.data.ark import FeatureReader
 from fedtools.data.datadir import DataDir, read_table
-from fedtools.data.perturb import speakers_of, unperturbed
 from fedtools.exchange.ledger import SERVER_ROW, read_round
 from fedtools.exchange.messages import COUNTED
 from fedtools.exchange.sent_features import feature_paths, open_sent, sent_names

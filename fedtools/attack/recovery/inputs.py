@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fedtools.attack.recovery.bag_of_words import BIAS, output_layer, scores_of
+from fedtools.attack.recovery.griffin_lim import Front
 from fedtools.attack.recovery.inverted_round import ONE, World
 from fedtools.attack.recovery.matching import Loss, Plan, Simulation, match, plan_of
 from fedtools.attack.recovery.recovered import (
@@ -27,7 +28,6 @@ from fedtools.attack.recovery.recovered import (
 )
 from fedtools.attack.updates import NotApplicable
 from fedtools.attack.victims import State, Victims
-from fedtools.audio.griffin_lim import Front
 from fedtools.core.seeds import seed64
 from fedtools.models.acoustic.asr import input_kind_of
 from fedtools.models.adapt.copies import copy_of

@@ -16,13 +16,13 @@ import numpy as np
 
 from fedtools.attack.speakers.verify import judge, write_figures, write_scores
 from fedtools.audio.features import audio_places
+from fedtools.audio.perturb import unperturbed
 from fedtools.audio.wave import read_wave, resample
 from fedtools.core.errors import UserError, some
 from fedtools.core.progress import Count
 from fedtools.core.recipe_sections import Bootstrap
 from fedtools.data.ark import write_ark
 from fedtools.data.datadir import DataDir, byte_order, invert, write_table
-from fedtools.data.perturb import unperturbed
 from fedtools.score.trials import Trials
 from fedtools.speaker.resemblyzer import RATE, VoiceEncoder, mean_embedding
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
+from fedtools.audio.feature_kinds import kind_of
 from fedtools.core.config import read_yaml
 from fedtools.core.errors import UserError
 from fedtools.core.untrusted import Seal
 from fedtools.data.datadir import DataDir, invert
-from fedtools.data.feature_kinds import kind_of
 from fedtools.exchange.layer_cache import place_of
 from fedtools.exchange.ledger import SERVER_ROW, read_round
 from fedtools.exchange.messages import COUNTED

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fedtools.audio.log_mel import FRAMES
+from fedtools.audio.perturb import SPEED_TABLE, speakers_of
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import Key, Source
 from fedtools.core.errors import UserError, some
@@ -21,7 +22,6 @@ from fedtools.core.seeds import generator, seed64
 from fedtools.core.untrusted import Seal
 from fedtools.data.ark import FeatureReader
 from fedtools.data.datadir import DataDir, read_table
-from fedtools.data.perturb import SPEED_TABLE, speakers_of
 from fedtools.data.text_units import UTT2LANG, text_unit_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens

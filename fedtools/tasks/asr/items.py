@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedtools.audio.perturb import speakers_of, unperturbed
 from fedtools.data.datadir import DataDir
-from fedtools.data.perturb import speakers_of, unperturbed
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.acoustic.asr import losses, outputs, trained_by

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
+from fedtools.audio.perturb import speakers_of
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import SERVER
 from fedtools.core.config import from_mapping
 from fedtools.core.errors import UserError, some
 from fedtools.data.ark import FRAMES_PER_HOUR
 from fedtools.data.clips import RATE
-from fedtools.data.perturb import speakers_of
 from fedtools.decode.beam import BeamOptions
 from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.messages import Payload
