@@ -34,8 +34,9 @@ def made(world, tmp_path) -> Path:
 
 def listed(experiment: Path) -> list[list[str]]:
     """Return the words of the commands, without `fedtools` and the experiment's folder."""
-    head, what, strict, *lines = (experiment / "commands.sh").read_text().splitlines()
+    head, what, strict, guard, *lines = (experiment / "commands.sh").read_text().splitlines()
     assert (head, what[:2], strict) == ("#!/usr/bin/env bash", "# ", "set -euo pipefail")
+    assert guard.startswith("[ ! -e ")
     words = [shlex.split(line) for line in lines]
     assert all(line[0] == "fedtools" and str(experiment) in line for line in words)
     return [[word for word in line[1:] if word != str(experiment)] for line in words]
@@ -84,6 +85,11 @@ def test_the_same_commands_elsewhere_give_the_same_bytes(world, tmp_path, monkey
     assert Path("model.safetensors") in ours and Path("round_0004/global.safetensors") in ours
     assert ours == theirs
     assert (there / name / "commands.sh").read_bytes() == Path(name, "commands.sh").read_bytes()
+    # Where the experiment is, its reset would undo rounds.
+    before = contents(Path(name).rglob("*"))
+    refused = run("bash", Path(name).absolute() / "commands.sh", cwd=tmp_path / "here")
+    refused.fails(1, f"{name} is there: run this in another folder")
+    assert contents(Path(name).rglob("*")) == before
 
 
 def test_the_commands_of_a_recipe_elsewhere_give_the_same_bytes(world, tmp_path):
@@ -98,11 +104,11 @@ def test_the_commands_of_a_recipe_elsewhere_give_the_same_bytes(world, tmp_path)
     small_recipe.order(recipe, small_recipe.listed(world, "first", "-", *valid) + lines).ok()
     for _ in range(2):
         told = run("bash", recipe / "run.sh").ok().out.splitlines()
-    first = (recipe / "exp/first/commands.sh").read_text().splitlines()[3]
+    first = (recipe / "exp/first/commands.sh").read_text().splitlines()[4]
     assert shlex.split(told[0]) == shlex.split(first)
     there = tmp_path / "there"
     for name in ("first", "later one"):
-        lines = (recipe / "exp" / name / "commands.sh").read_text().splitlines()[3:]
+        lines = (recipe / "exp" / name / "commands.sh").read_text().splitlines()[4:]
         assert [line.split()[1] for line in lines] == ["init", "rounds", "average"]
         replay(recipe / "exp" / name, there)
         ours, theirs = results(recipe / "exp" / name), results(there / "exp" / name)
@@ -138,6 +144,15 @@ def test_what_fails_or_changes_nothing_is_not_listed(world, made):
     inside("rounds", made, "--estimate").ok()
     inside("show", made)
     assert (made / "commands.sh").read_bytes() == before
+    # What has been measured is printed again, without a word in the list.
+    inside("evaluate", made, "--split", "test").ok()
+    inside("rounds", made, "--to", "1").ok()
+    inside("evaluate", made, "--split", "test").ok()
+    before = (made / "commands.sh").read_bytes()
+    inside("average", made, "--best", "1").fails(1, "valid")
+    inside("evaluate", made, "--split", "test").ok()
+    assert (made / "commands.sh").read_bytes() == before
+    assert [line[0] for line in listed(made)] == ["init", "evaluate", "rounds", "evaluate"]
 
 
 def test_steps_are_listed_with_their_round(made):

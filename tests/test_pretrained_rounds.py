@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import simulated
 import yaml
-from commands import inside, ledger
+from commands import Result, inside, ledger
 from pretrained_models import save_recogniser, save_whisper
 from safetensors.numpy import load_file, save_file
 
@@ -38,6 +38,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begin(world: Path, path: Path, kind: str) -> Path:
+    init(world, path, kind).ok()
+    return path
+
+
+def init(world: Path, path: Path, kind: str, *more: str) -> Result:
     model = {"network": "hf", "path": str(world / "whisper"), "adapt": {"rank": 2}}
     assets: tuple[object, ...] = ()
     sections = TASKS[kind]
@@ -51,11 +56,19 @@ def begin(world: Path, path: Path, kind: str) -> Path:
     sections["training"] |= {"save_interval_steps": 1, "num_threads": 1}
     config = {"rounds": 2, "clients_per_round": 2, "keep_updates": True, "model": model}
     path.with_suffix(".yaml").write_text(yaml.safe_dump(config | sections))
-    inside(
+    return inside(
         *("init", path, "--config", path.with_suffix(".yaml"), "--method", "fedavg", *assets),
-        *("--data", f"train={data}"),
-    ).ok()
-    return path
+        *("--data", f"train={data}", *more),
+    )
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("option", ["targets", "also"])
+def test_a_pattern_that_fits_no_layer_is_named(world: Path, tmp_path: Path, kind: str, option: str):
+    path = tmp_path / "e"
+    done = init(world, path, kind, "--set", f"model.adapt.{option}=['*nope*']")
+    done.fails(1, "e.yaml", "adapt", option, "'*nope*'")
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("kind", TASKS)

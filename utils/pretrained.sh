@@ -12,9 +12,10 @@ is_done() {
 sys.exit(not all(map(u.find_spec, ("transformers", "num2words"))))') 2>/dev/null
 }
 ! is_done || exit 0
-# A run that was interrupted may have left an installation that goes on.
+# A run that was interrupted may have left an installation that goes on. A folder, since NFS locks only
+# files that are open for writing.
 if command -v flock >/dev/null; then
-    exec 9<"$root/utils/pretrained.sh"
+    exec 9<"$root/utils"
     flock 9
     ! is_done || exit 0
 fi

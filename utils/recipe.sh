@@ -74,7 +74,7 @@ say_estimate() { # YAML, empty for another corpus than its own; what the run doe
 
 # Begin to provide the packages and the folder, `pretrained`, that a configuration of pretrained models
 # needs; a folder that the user gives is not fetched. For other configurations, do nothing. Stages that
-# only read audio go on meanwhile; the others call `await_pretrained` first.
+# only read audio go on meanwhile, unless fetching has failed; the others call `await_pretrained` first.
 fetching=()
 fetch_pretrained() { # YAML
     local name
@@ -86,6 +86,13 @@ fetch_pretrained() { # YAML
     pretrained=downloads/whisper-${name}
     utils/whisper.sh "${name}" "${pretrained}" &
     fetching+=($!)
+}
+
+check_pretrained() {
+    local process
+    for process in "${fetching[@]}"; do
+        kill -0 "${process}" 2>/dev/null || wait "${process}" || exit
+    done
 }
 
 await_pretrained() {

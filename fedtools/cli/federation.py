@@ -344,8 +344,12 @@ def evaluate(
     federation = open_experiment(experiment, ngpu)
     last = federation.experiment.last_round()
     rounds = range(0, last + 1, every) if every else None
+    table = federation.experiment.evaluation(split)
+    before = table.read_bytes() if table.exists() else b""
     header, rows = federation.facts.header, measure(federation, rounds, split)
-    add_command(experiment)
+    # Otherwise it has changed nothing, perhaps because it cannot: an archive is read, too.
+    if table.read_bytes() != before:
+        add_command(experiment)
     rows = [[row[name] for name in header] for row in rows]
     unit = read_text_unit(federation.task.data_path(split))
     if unit.note:

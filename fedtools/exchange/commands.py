@@ -3,12 +3,15 @@
     #!/usr/bin/env bash
     # The commands that made this experiment. Paths are relative to the folder they were run in.
     set -euo pipefail
+    [ ! -e exp/mini/fedavg/seed0 ] || ...
     fedtools init exp/mini/fedavg/seed0 --config conf/mini.yaml ...
     fedtools rounds exp/mini/fedavg/seed0 --nj 2 --evaluate valid
     fedtools average exp/mini/fedavg/seed0
 
 Only commands are listed, not calls of the package's functions: an experiment that a program made
-has no such file. A command that resumes a killed one is the same command, and is listed once.
+has no such file. A command that resumes a killed one is the same command, and is listed once; one
+that was stopped and not resumed is listed as if it had gone on to its end. The list refuses to run
+where the experiment is, since a reset in it would undo rounds there.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ _HEAD = b"""\
 #!/usr/bin/env bash
 # The commands that made this experiment. Paths are relative to the folder they were run in.
 set -euo pipefail
+[ ! -e %(path)s ] || { echo %(path)s" is there: run this in another folder" >&2; exit 1; }
 """
 # The words of the command that this process runs, without the program; none in other programs.
 _words: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
@@ -46,7 +50,8 @@ def running(words: Sequence[str]) -> Iterator[None]:
 def begin_commands(experiment: Path) -> None:
     """List the running command as the first one of an experiment."""
     if line := _line():
-        _write(experiment / COMMANDS, _HEAD + line)
+        head = _HEAD % {b"path": os.fsencode(shlex.quote(str(experiment)))}
+        _write(experiment / COMMANDS, head + line)
 
 
 def add_command(experiment: Path, *options: str, once: bool = False) -> None:

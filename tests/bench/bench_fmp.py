@@ -59,7 +59,6 @@ def random_lists(utterances: int, hypotheses: int, words: int) -> Lists:
         acoustic=-random.random(count),
         lm=-random.random(count),
         num_words=np.full(count, words - 1),
-        ngram=None,
     )
     return Lists(rescored, ListWeights())
 

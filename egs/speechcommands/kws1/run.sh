@@ -141,6 +141,7 @@ if begins 1; then
     for set in "${sets[@]}"; do utils/validate_data_dir.py --no-feats "${data}/${set}"; done
 fi
 
+check_pretrained
 if begins 2; then
     log "Stage 2: packed clips in ${dump}"
     for set in "${sets[@]}"; do

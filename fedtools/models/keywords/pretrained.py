@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtools.core.config import from_mapping
+from fedtools.core.config import from_mapping, option_error
 from fedtools.models.keywords.base import Network
 from fedtools.models.pretrained.build import build_encoder, depth_of
 from fedtools.models.pretrained.folder import Folder, open_known
@@ -116,6 +116,9 @@ def build_pretrained(
     options = from_mapping(Pretrained, config, where)
     folder = open_known(options.path, options.sum)
     kind = FrozenHead if options.is_head_on_cache and not whole else PretrainedNetwork
-    network = kind(folder, options, clients, classes, where)
+    try:
+        network = kind(folder, options, clients, classes, where)
+    except ValueError as error:
+        raise option_error(f"adapt: {error}", where, "adapt") from None
     network.requires_grad_()
     return network
