@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from commands import is_locked, wait_until
 from conftest import inside, start
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -208,6 +209,8 @@ def test_a_killed_training_ends_as_if_it_had_not_been(trained, tmp_path):
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    # A fork is killed with its client, but the kernel may still be about to close its files.
+    wait_until(lambda: not is_locked(tmp_path))
     assert not (tmp_path / "m" / "model.safetensors").exists()
     state = load_file(tmp_path / "m" / "state.safetensors")
     assert 1 <= len(state["history"]) < 4
