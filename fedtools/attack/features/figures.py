@@ -172,9 +172,9 @@ def over_clients(figures: Iterable[Figure], seed: int) -> list[Figure]:
 
     In simulations with true shares of 20 and 50 %, 95 % intervals contain the mean in 93 to 97 % of
     the cases with clients of similar numbers of speakers, and in 85 to 96 % with small clients
-    beside large ones; at 90 %, where most speakers are right, in 76 to 94 %. With three clients of 6
-    or 12 speakers, of five utterances each, those of the mean EER contain what it is on average in
-    96 to 99 %, of MRR in 90 to 96 %, of NMI in 92 to 96 % and of ARI in 94 to 98 %.
+    beside large ones; at 90 %, where most speakers are right, in 76 to 94 %. With three clients of
+    6 or 12 speakers, of five utterances each, those of the mean EER contain what it is on average
+    in 96 to 99 %, of MRR in 90 to 96 %, of NMI in 92 to 96 % and of ARI in 94 to 98 %.
 
     Args:
         figures: figures of all clients; those without a value are not counted.
