@@ -64,6 +64,7 @@ setup(
         "torch>=2.4",
         "numpy>=2",
         "scipy>=1.11",
+        "mpmath>=1.3",
         "scikit-learn>=1.4",
         "threadpoolctl>=3",
         "humanfriendly>=10.0",
