@@ -181,12 +181,12 @@ def test_a_frozen_norm_keeps_its_statistics(tmp_path):
 
 def test_a_head_of_kind_none_is_not_trained(tmp_path):
     folder = save_whisper(tmp_path / "whisper")
-    path, _ = base_of("dscnn", tmp_path)
+    base_of("dscnn", tmp_path)
     pretrained = {"network": "hf", "path": str(folder)}
     for config in (pretrained, config_of("dscnn")):
         how = {"kind": "none"} | ({"also": ["conv1.*"]} if config is pretrained else {})
         make = KwsModels(config | {"adapt": how}, CLASSES, 98, ClipTraining(), "x",
-                         torch.device("cpu"), path)  # fmt: skip
+                         torch.device("cpu"), tmp_path)  # fmt: skip
         trained = {n for n, value in make.build(2).named_parameters() if value.requires_grad}
         assert trained == {f"encoder.conv1.{n}" for n in ("weight", "bias") if "also" in how}
         assert set(make.build(2).state_dict()) == HEAD | trained
@@ -204,7 +204,7 @@ def test_stacks_hold_one_base(tmp_path, network):
     path, base = base_of(network, tmp_path)
     config = config_of(network) | {"adapt": LORA}
     device = torch.device("cpu")
-    make = KwsModels(config, CLASSES, 98, ClipTraining(), "x", device, path)
+    make = KwsModels(config, CLASSES, 98, ClipTraining(), "x", device, tmp_path)
     first = make.build(8)
     path.unlink()
     one = sum(8 * value.numel() for value in first.parameters()) // 8

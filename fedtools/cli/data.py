@@ -1,4 +1,4 @@
-"""Commands on data directories: their features, clips and i-vectors, parts and copies."""
+"""Commands on data directories: features, clips, i-vectors, projections, parts and copies."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal, cast
 import typer
 
 from fedtools.cli.app import command, section_option
+from fedtools.cli.federation import NGPU
 from fedtools.core.recipe_sections import Clips, Ivectors
 
 DATA_DIR = typer.Argument(..., metavar="DATA_DIR", help="A Kaldi data directory.")
@@ -216,6 +217,46 @@ def append_ivectors(
 
     data = append(data_dir, extractor, out_dir, ark_dir, per=per, online=not offline, every=every)
     print(f"{data.path}: {len(data.utterances)} utterances with i-vectors")
+
+
+@command("fit-projection", "Data")
+def fit_projection(
+    data: Path = typer.Argument(..., metavar="DATA", help="A folder of fedtools pack-clips."),
+    out: Path = typer.Argument(
+        ..., metavar="OUT", help="Gets projection.safetensors and projection.yaml."
+    ),
+    pretrained: Path = typer.Option(..., help="Folder of a pretrained model."),
+    dimension: int = typer.Option(
+        128, min=1, max=65536, help="Number of values that the encoder's output is projected to."
+    ),
+    window: int | None = typer.Option(
+        None, min=1, max=30, help="For Whisper, model.window of the experiments; default: 1."
+    ),
+    ngpu: int = NGPU,
+) -> None:
+    """Fit mean and whitening of an encoder's output.
+
+    DATA has clips of people who are no clients. The output is the mean over time that a frozen
+    encoder's keyword head takes. Experiments with model.normalise: projection use the result, as
+    fedtools init --asset projection=OUT.
+
+    The people are listed in OUT if there are at most 10,000, so that init can name those who are
+    clients, too.
+
+    Reads: DATA, and the outputs in DATA/frozen if they are there; the folder of --pretrained.
+
+    Writes: OUT/projection.safetensors and projection.yaml; DATA/frozen.
+
+    Example in egs/speechcommands/kws1: fedtools fit-projection dump/mini/keywords/valid \
+        exp/mini/projection --pretrained downloads/whisper-tiny.en --dimension 64
+    """
+    from fedtools.cli.federation import device_of
+    from fedtools.models.pretrained.options import PROJECTION
+    from fedtools.tasks.kws.projection import fit_projection as fit
+
+    fitted, size, share = fit(data, out, pretrained, dimension, window, device_of(ngpu))
+    kept = f"{fitted.dimension} of {size} dimensions, {100 * share:.1f} % of the variance"
+    print(f"{out / PROJECTION}: {kept}, {fitted.clips} clips of {fitted.people} people")
 
 
 @command("partition", "Data")

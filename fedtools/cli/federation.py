@@ -36,7 +36,8 @@ def init(
         [],
         metavar="NAME=FOLDER",
         help="A folder that the task needs. For asr: tokens, made by fedtools train-tokens, or a "
-        "Whisper folder; denominator with LF-MMI; lm and weights with server_labels beam.",
+        "Whisper folder; denominator with LF-MMI; lm and weights with server_labels beam. For kws: "
+        "projection with normalise: projection.",
     ),
     start: Path = typer.Option(None, help="A model.safetensors to start from."),
     seed: int = typer.Option(0, min=0, help="Random seed."),
@@ -579,6 +580,11 @@ def _export_pretrained(federation: Federation, out: Path, adapters: bool, as_bas
     else:
         notes = export_folder(out, folder, model, models.tensors(model), labels, as_base)
     print(out / ("adapter_model.safetensors" if adapters else "model.safetensors"))
+    if options.normalise != "none":
+        how = (
+            "by layer" if options.normalise == "layer" else "as normalise.map (x - normalise.mean)"
+        )
+        notes.append(f"the head takes the encoder's mean over time x, normalised {how}")
     for sentence in notes:
         print(sentence, file=sys.stderr)
 

@@ -16,6 +16,7 @@ from fedtools.client.unit import Models, Source, Trained, Unit
 from fedtools.exchange.private import PERSONAL_STATE, Private, save_each
 from fedtools.exchange.sent_features import sent_names
 from fedtools.exchange.states import spec_of
+from fedtools.models.stacked import held_once
 from fedtools.models.training import load_model
 
 
@@ -135,13 +136,14 @@ class Client:
     def recall(self, name: str, model: nn.Module) -> None:
         """Load into `model` what each client kept under `name`; new clients are left unchanged."""
         for client, own in enumerate(self.unit.own):
-            views = self.tensors(model, client)
+            views = self._own(model, client)
             load_model(views, own.load(name, spec_of(views)) or {})
 
     def keep(self, name: str, model: nn.Module) -> None:
         """Keep each client's tensors under `name` for a later round.
 
-        A client with tensors that are not finite keeps its previous ones.
+        A client with tensors that are not finite keeps its previous ones. Those that all clients
+        share are not kept again for each.
         """
         save_each(name, self._kept(model, finite(model, self.models.stacked)))
 
@@ -158,7 +160,13 @@ class Client:
         """Yield the files and the tensors of each client whose result is usable."""
         for client, owner in enumerate(self.unit.own):
             if usable[client]:
-                yield owner, self.tensors(model, client)
+                yield owner, self._own(model, client)
+
+    def _own(self, model: nn.Module, client: int) -> dict[str, Tensor]:
+        """Return one client's tensors, without those that all clients share."""
+        shared = held_once(model)
+        tensors = self.tensors(model, client)
+        return {name: value for name, value in tensors.items() if name not in shared}
 
 
 def untrained_norms(model: nn.Module) -> list[nn.Module]:

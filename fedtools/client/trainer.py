@@ -241,7 +241,8 @@ class Trainer:
 def finite(model: nn.Module, stacked: bool) -> list[bool]:
     """Return for each model of a stack whether its tensors and their sums are finite."""
     values = list(model.state_dict().values())
-    rows = len(values[0]) if stacked else 1
+    # A tensor that all models share has one row.
+    rows = max(map(len, values)) if stacked else 1
     floats = [value.detach() for value in values if value.is_floating_point()]
     # Usually all are finite, which one check of all models together shows.
     if torch.stack(torch._foreach_norm(floats)).isfinite().all():

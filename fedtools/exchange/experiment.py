@@ -5,6 +5,7 @@ EXP/data.yaml                       fingerprints of the data
 EXP/clients.txt                     all clients, one per line, in C order
 EXP/tokens.txt [bpe.model|token_type]  the model's output units
 EXP/base.safetensors                the base model, if only a part of it is trained
+EXP/projection.{safetensors,yaml}   the normalisation of a head's input, if it was fitted
 EXP/init.safetensors                the initial model
 EXP/{nonce,noise_key}               with privacy: see `fedtools.privacy.record`
 EXP/sha256sums                      sums of the files above, and of round_0001/global.safetensors

@@ -10,7 +10,7 @@ keeps clients apart; sequences are (K, B, T, D), where a batched matrix product 
 An input may have fewer clients than a layer: then the parameters of the first ones are used. A
 stack with clients sorted by their number of steps can thus drop those that have finished. All
 clients share a tensor with a client dimension of one, such as the frozen part of an adapted
-network.
+network. Layers name those that are in the state nevertheless, in `held_once`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,15 @@ def first(parameter: Tensor, clients: int) -> Tensor:
     if len(parameter) == 1:
         return parameter.expand(clients, *parameter.shape[1:])
     return parameter[:clients]
+
+
+def held_once(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a stack's state that are held once for all clients, by name."""
+    return {
+        f"{path}.{name}" if path else name: getattr(layer, name)
+        for path, layer in model.named_modules()
+        for name in getattr(layer, "held_once", ())
+    }
 
 
 def working_dtype(value: Tensor) -> torch.dtype:

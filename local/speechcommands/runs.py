@@ -28,7 +28,7 @@ from fedtools.exchange.options import Options
 from fedtools.methods import METHODS, make_method
 from fedtools.methods.base import Method
 from fedtools.models.keywords import NETWORKS, build_network
-from fedtools.models.pretrained.options import is_pretrained
+from fedtools.models.pretrained.options import PROJECTION, is_pretrained
 from fedtools.report.accuracies import costs_of, read_accuracy, read_rows
 from fedtools.score.detection import COLUMNS as DETECTION_COLUMNS
 from fedtools.score.detection import RATES
@@ -143,7 +143,13 @@ class Run:
     def parameters(self) -> int:
         """Return the number of the network's parameters."""
         frames, where = frames_of(read_length(self.path)), f"{self.where}: model"
-        network = build_network(self.options.model, self.classes, where, frames=frames)
+        network = build_network(
+            self.options.model,
+            self.classes,
+            where,
+            frames=frames,
+            projection=self.path / PROJECTION,
+        )
         return sum(value.numel() for value in network.parameters())
 
     def costs(self, sizes: Mapping[str, int]) -> dict[str, float]:

@@ -160,6 +160,9 @@ def _build_pretrained(
     if lattice:
         problem = "a denominator requires criterion lfmmi, which models of network hf do not have"
         raise option_error(problem, where, "network")
+    if config.get("normalise", "none") != "none":
+        problem = "normalise: only heads for keywords have it"
+        raise option_error(problem, where, "normalise", config["normalise"])
     specaug = _make(config, "specaug", where)
     if is_seq2seq(config):
         return Whisper(config, where, specaug)

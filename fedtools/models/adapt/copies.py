@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from fedtools.models.stacked import held_once
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -14,11 +16,12 @@ def copy_of(model: Model, clients: int | None = None) -> Model:
     """Return a copy of a model with its own state; all other tensors are shared.
 
     Args:
-        model: model to copy; its non-persistent buffers are the frozen tensors.
+        model: model to copy; its non-persistent buffers are the frozen tensors, and shared like
+            those that a stack holds once.
         clients: number of clients in the copied stack, each like the first of `model`; None keeps
             the number.
     """
-    shared = frozen_tensors(model)
+    shared = frozen_tensors(model) | {id(value): value for value in held_once(model).values()}
     copied = copy.deepcopy(model, shared)
     if clients is not None:
         _resize(copied, clients, set(shared))

@@ -51,6 +51,7 @@ def build_network(
     bins: int = 40,
     frames: int = 98,
     base: Path | None = None,
+    projection: Path | None = None,
     whole: bool = False,
 ) -> Network:
     """Build a network from its section of a configuration.
@@ -63,6 +64,7 @@ def build_network(
         clients: number of clients to train at once.
         bins, frames: numbers of coefficients and frames of the input.
         base: state of the network that is adapted, for a network with `adapt`.
+        projection: file of the projection, for a pretrained network with `normalise: projection`.
         whole: whether to build frozen layers also if their outputs are cached.
 
     Raises:
@@ -71,7 +73,7 @@ def build_network(
     if is_pretrained(config):
         from fedtools.models.keywords.pretrained import build_pretrained
 
-        return build_pretrained(config, classes, where, clients, whole)
+        return build_pretrained(config, classes, where, clients, projection, whole)
     for key in config:
         if key not in (known := ("network", "network_conf", "adapt")):
             raise option_error(unknown(key, known), where, key, config[key])

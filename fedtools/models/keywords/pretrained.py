@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtools.core.config import from_mapping, option_error
 from fedtools.models.keywords.base import Network
+from fedtools.models.keywords.projection import make_normalisation
 from fedtools.models.pretrained.build import build_encoder, depth_of
 from fedtools.models.pretrained.folder import Folder, open_known
 from fedtools.models.pretrained.options import Pretrained
@@ -18,7 +19,7 @@ from fedtools.models.stacked import Linear
 
 
 class PretrainedNetwork(Network):
-    """A linear head on the mean over time of an encoder's output.
+    """A linear head on the mean over time of an encoder's output, normalised or as it is.
 
     If outputs of frozen layers are cached, these are the network's inputs; see `lower`.
 
@@ -28,10 +29,17 @@ class PretrainedNetwork(Network):
         clients: number of clients in the stack.
         classes: number of classes of the head.
         where: source of the options, for messages.
+        projection: see `build_network`.
     """
 
     def __init__(
-        self, folder: Folder, options: Pretrained, clients: int, classes: int, where: str | Path
+        self,
+        folder: Folder,
+        options: Pretrained,
+        clients: int,
+        classes: int,
+        where: str | Path,
+        projection: Path | None = None,
     ):
         super().__init__()
         self.encoder: Any
@@ -39,18 +47,21 @@ class PretrainedNetwork(Network):
         self.encoder, self._rows = build_encoder(folder, options.adaptation, clients, self.window)
         self.longest: int | None = self.encoder.longest
         self.depth = depth_of(self.encoder, options, where)
-        self.head = Linear(clients, self.encoder.size, classes)
+        kind = options.normalise
+        normalise, inputs = make_normalisation(kind, self.encoder.size, projection, where)
+        self.head = Linear(clients, inputs, classes)
+        self.normalise = normalise
         self.has_fixed_head = options.adaptation.kind == "none"
 
     def features(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Return features (K, B, D) of clips (K, B, frames, bins)."""
+        """Return features (K, B, R) of clips (K, B, frames, bins)."""
         self._rows.clients = len(mfcc)
         frames = mfcc.flatten(0, 1)
         if self.depth is None:
             hidden, _ = self.encoder(frames)
         else:
             hidden = self.encoder.upper(frames, _lengths(frames), self.depth)
-        return hidden.mean(1).view(*mfcc.shape[:2], -1)
+        return self.normalise(hidden.mean(1).view(*mfcc.shape[:2], -1))
 
     @torch.no_grad()
     def lower(self, frames: Tensor) -> Tensor:
@@ -81,24 +92,33 @@ class FrozenHead(Network):
     It has the same state as that network, and needs neither transformers nor the encoder's weights.
 
     Args:
-        folder, options, clients, classes, where: see `PretrainedNetwork`.
+        folder, options, clients, classes, where, projection: see `PretrainedNetwork`.
     """
 
     # Stands for the number of all layers, see `depth_of`.
     depth = "all"
 
     def __init__(
-        self, folder: Folder, options: Pretrained, clients: int, classes: int, where: str | Path
+        self,
+        folder: Folder,
+        options: Pretrained,
+        clients: int,
+        classes: int,
+        where: str | Path,
+        projection: Path | None = None,
     ):
         super().__init__()
         self.window = options.seconds(folder.kind, where)
         self._size, self.longest = folder.size, folder.longest
-        self.head = Linear(clients, self._size, classes)
+        kind = options.normalise
+        normalise, inputs = make_normalisation(kind, self._size, projection, where)
+        self.head = Linear(clients, inputs, classes)
+        self.normalise = normalise
         self.has_fixed_head = options.adaptation.kind == "none"
 
     def features(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Return features (K, B, D) of the encoder's outputs (K, B, 1, D)."""
-        return mfcc[:, :, 0]
+        """Return features (K, B, R) of the encoder's outputs (K, B, 1, D)."""
+        return self.normalise(mfcc[:, :, 0])
 
     def outputs(self, frames: int) -> tuple[int, int]:
         """Return the numbers of positions and of values of a clip's outputs."""
@@ -110,14 +130,19 @@ def _lengths(frames: Tensor) -> Tensor:
 
 
 def build_pretrained(
-    config: Mapping[str, Any], classes: int, where: str | Path, clients: int, whole: bool
+    config: Mapping[str, Any],
+    classes: int,
+    where: str | Path,
+    clients: int,
+    projection: Path | None,
+    whole: bool,
 ) -> PretrainedNetwork | FrozenHead:
     """Build a network from its section of a configuration; arguments as in `build_network`."""
     options = from_mapping(Pretrained, config, where)
     folder = open_known(options.path, options.sum)
     kind = FrozenHead if options.is_head_on_cache and not whole else PretrainedNetwork
     try:
-        network = kind(folder, options, clients, classes, where)
+        network = kind(folder, options, clients, classes, where, projection)
     except ValueError as error:
         raise option_error(f"adapt: {error}", where, "adapt") from None
     network.requires_grad_()

@@ -20,6 +20,10 @@ from fedtools.core.config import (
 )
 from fedtools.models.adapt.adaptation import NETWORK, Adapt
 
+# Files of a projection, in the folder of the asset of this name and in an experiment.
+ASSET = "projection"
+PROJECTION, FITTED = "projection.safetensors", "projection.yaml"
+
 
 @dataclass(frozen=True)
 class Pretrained:
@@ -36,6 +40,9 @@ class Pretrained:
         window: for Whisper, seconds; silence is appended to an utterance up to a multiple of it. In
             short windows, Whisper's decoder repeats itself unless it was trained on them. The
             default is 10 for criterion "seq2seq", and 1 otherwise.
+        normalise: for keywords, what the head's input goes through: "layer", a layer normalisation
+            without parameters; "projection", the mean and the whitening of `fedtools
+            fit-projection`, from the asset `projection`. Neither is trained or sent.
         specaug, specaug_conf: for speech recognition, with ESPnet's keys.
         cache_frozen: compute the outputs of the frozen layers at the bottom once, and cache them on
             disk, see `fedtools.exchange.layer_cache`.
@@ -50,6 +57,7 @@ class Pretrained:
     criterion: Literal["ctc", "seq2seq"] = "ctc"
     language: str | None = None
     window: Annotated[int, Ge(1), Le(30)] | None = None
+    normalise: Literal["none", "layer", "projection"] = "none"
     specaug: str | None = None
     specaug_conf: dict[str, Any] = field(default_factory=dict)
     cache_frozen: bool = False

@@ -8,15 +8,17 @@ from pathlib import Path
 from fedtools.data.clips import LENGTH, Clips
 from fedtools.methods.base import LABELS, MODEL
 from fedtools.models.pretrained.folder import with_sum
+from fedtools.models.pretrained.options import ASSET, FITTED, PROJECTION
 from fedtools.tasks import TASKS
 from fedtools.tasks.facts import Facts, check_assets
 from fedtools.tasks.identity import of_clips
 
 
 def _files(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
-    check_assets(assets, (), where)
+    check_assets(assets, (), where, (ASSET,))
     length = data["train"] / LENGTH
-    return [data["train"] / "classes.txt", *([length] if length.exists() else [])]
+    files = [data["train"] / "classes.txt", *([length] if length.exists() else [])]
+    return files + [assets[name] / file for name in assets for file in (PROJECTION, FITTED)]
 
 
 FACTS = TASKS.register("kws")(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fedtools.audio.augment import Plan, apply
+from fedtools.audio.front_end import front_end
 from fedtools.client.options import ClipTraining
 from fedtools.core.errors import UserError
 from fedtools.data.clips import RATE, Clips
 from fedtools.exchange.layer_cache import Outputs
+from fedtools.models.keywords import inputs_of
 from fedtools.models.keywords.clip_batch import ClipBatch
 from fedtools.tasks.kws.layer_outputs import ClipOutputs
 
@@ -136,6 +138,16 @@ def check_samples(clips: Clips, samples: int, of_what: str) -> None:
         remedy = f"pack them with --clip-seconds {wanted:g}"
         problem = f"clips of {there:g} s, those of {of_what} have {wanted:g} s"
         raise UserError(problem, path=clips.path, remedy=remedy)
+
+
+def check_clips(network: nn.Module, config: Mapping[str, object], samples: int, path: Path) -> None:
+    """Raise a `UserError` if clips are longer than a pretrained network accepts."""
+    longest = getattr(network, "longest", None)
+    if longest is not None:
+        frames = len(front_end(*inputs_of(config))(torch.zeros(samples)))
+        if frames > longest:
+            problem = f"clips of {frames} frames, the model accepts {longest}"
+            raise UserError(problem, path=path, remedy="pack them with a smaller --clip-seconds")
 
 
 class ClipCorpus:

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from fedtools.client.objective import Objective
 from fedtools.client.options import ClipTraining
 from fedtools.client.unit import Models
-from fedtools.models.adapt.adaptation import has_base
+from fedtools.models.adapt.adaptation import BASE, has_base
 from fedtools.models.adapt.copies import copy_of
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network
 from fedtools.models.keywords.clip_batch import ClipBatch
 from fedtools.models.keywords.pretrained import FrozenHead
-from fedtools.models.pretrained.options import is_pretrained
+from fedtools.models.pretrained.options import PROJECTION, is_pretrained
+from fedtools.models.stacked import held_once
 
 
 class KwsModels(Models):
@@ -33,7 +34,7 @@ class KwsModels(Models):
         training: the options.
         where: where the options were read from.
         device: of the networks.
-        base: see `build_network`.
+        folder: of the experiment, with the files of what is frozen.
     """
 
     training: ClipTraining
@@ -47,10 +48,16 @@ class KwsModels(Models):
         training: ClipTraining,
         where: str,
         device: torch.device,
-        base: Path | None = None,
+        folder: Path | None = None,
     ):
         self.training, self.device = training, device
-        self._make = partial(build_network, config, classes, where, frames=frames, base=base)
+        self._make = partial(
+            build_network,
+            *(config, classes, where),
+            frames=frames,
+            base=folder / BASE if folder and has_base(config) else None,
+            projection=folder / PROJECTION if folder else None,
+        )
         self._has_frozen = is_pretrained(config) or has_base(config)
         self._built: dict[tuple[int, str], Network] = {}
         self._whole: Network | None = None
@@ -116,5 +123,9 @@ def entropy_of(logits: Tensor, batch: ClipBatch) -> Tensor:
 
 
 def tensors_of(network: nn.Module, client: int = 0) -> dict[str, Tensor]:
-    """Return views of one client's parameters and buffers, without the leading dimension."""
-    return {name: value[client] for name, value in network.state_dict().items()}
+    """Return views of one client's parameters and buffers, without the leading dimension.
+
+    Clients share the views of tensors that are held once.
+    """
+    once, state = held_once(network), network.state_dict()
+    return {name: value[0 if name in once else client] for name, value in state.items()}

@@ -13,6 +13,7 @@ from fedtools.client.options import ClipTraining
 from fedtools.client.unit import Source
 from fedtools.models.keywords.base import Network
 from fedtools.models.keywords.clip_batch import ClipBatch
+from fedtools.models.stacked import held_once
 from fedtools.tasks.kws.clips import ClipFeatures
 
 
@@ -136,7 +137,8 @@ def step_bytes(network: Network, mfcc: Tensor, batch_size: int) -> int:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         network(mfcc[None].expand(1, 2, *mfcc.shape[1:]))
     # Frozen tensors take memory once, however many clips a step has.
-    state = network.state_dict().values()
-    trained = {value.untyped_storage().data_ptr() for value in state}
+    state, once = network.state_dict(), held_once(network)
+    own = (value for name, value in state.items() if name not in once)
+    trained = {value.untyped_storage().data_ptr() for value in own}
     frozen = {value.untyped_storage().data_ptr() for value in network.buffers()} - trained
     return sum(size for place, size in kept.items() if place not in frozen) * batch_size // 2

@@ -7,7 +7,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -27,20 +27,21 @@ from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.messages import Limits
 from fedtools.exchange.options import Options
 from fedtools.methods.base import Method, Phase
-from fedtools.models.adapt.adaptation import BASE, has_base
 from fedtools.models.adapt.copies import copy_of
 from fedtools.models.keywords import NETWORKS, build_network, inputs_of
 from fedtools.models.keywords.clip_batch import ClipBatch
 from fedtools.models.keywords.trial import try_network
 from fedtools.models.pretrained.options import is_pretrained, part_kinds
+from fedtools.models.stacked import held_once
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with, report_trained, split_base
 from fedtools.tasks.facts import ALL
-from fedtools.tasks.kws.clips import ClipCorpus, check_samples
+from fedtools.tasks.kws.clips import ClipCorpus, check_clips, check_samples
 from fedtools.tasks.kws.layer_outputs import AboveFrozen, check_outputs, open_outputs
 from fedtools.tasks.kws.memory import keep_freed_memory
 from fedtools.tasks.kws.model import KwsModels, cross_entropy, tensors_of
+from fedtools.tasks.kws.projection import check_start, find_projection
 from fedtools.tasks.kws.stacks import ClipSource, stacks_of, step_bytes
 from fedtools.tasks.layer_outputs import options_of
 
@@ -62,9 +63,8 @@ class KwsTask(Task[Method]):
         self._samples = read_length(experiment.path)
         classes, frames = len(self._classes), frames_of(self._samples)
         where = f"{self.where}: model"
-        base = experiment.path / BASE if has_base(options.model) else None
         self.models = KwsModels(
-            options.model, classes, frames, self.training, where, self.device, base
+            options.model, classes, frames, self.training, where, self.device, experiment.path
         )
         front = front_end(*inputs_of(options.model))
         outputs = None
@@ -96,15 +96,22 @@ class KwsTask(Task[Method]):
         if not is_pretrained(options.model):
             try_network(options.model, classes, f"{where}: model", frames_of(samples))
         new, base = split_base(new)
-        described = options.model, classes, f"{where}: model"
-        network = build_network(*described, frames=frames_of(samples), base=base)
+        build = partial(
+            build_network,
+            *(options.model, classes, f"{where}: model"),
+            projection=find_projection(new),
+        )
+        network = build(frames=frames_of(samples), base=base)
         if (shift := training.augmentation.time_shift_ms) > 1000 * samples / RATE:
             problem = f"training: augment: time_shift_ms {shift} is longer than a clip"
             raise option_error(problem, where, "time_shift_ms", shift)
         check_clips(network, options.model, samples, new.data["train"])
         check_optimizer(training, f"{where}: training")
-        check_outputs(new, network, training, lambda: build_network(*described, whole=True))
+        check_outputs(new, network, training, partial(build, whole=True))
+        before = {name: value.clone() for name, value in held_once(network).items()}
         states = begin_with(new, network, tensors_of(network))
+        if new.start:
+            check_start(new.start, before, network)
         report_trained(network, options.model)
         return states
 
@@ -278,16 +285,6 @@ def check_like(clips: Clips, train: Path) -> None:
         problem = "not the classes of the training data"
         raise UserError(problem, path=clips.path / "classes.txt", remedy=remedy)
     check_samples(clips, read_length(train), "the training data")
-
-
-def check_clips(network: nn.Module, config: Mapping[str, object], samples: int, path: Path) -> None:
-    """Raise a `UserError` if clips are longer than a pretrained network accepts."""
-    longest = getattr(network, "longest", None)
-    if longest is not None:
-        frames = len(front_end(*inputs_of(config))(torch.zeros(samples)))
-        if frames > longest:
-            problem = f"clips of {frames} frames, the model accepts {longest}"
-            raise UserError(problem, path=path, remedy="pack them with a smaller --clip-seconds")
 
 
 def prepare(method: Method, clips: Clips, batch_size: int) -> dict[str, np.ndarray]:
