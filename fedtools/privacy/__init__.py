@@ -1,4 +1,8 @@
-"""Differential privacy of word counts, which `fmp` federations send; without torch.
+"""Differential privacy, without torch: of word counts, which `fmp` federations send, and of sums.
+
+    accountant  epsilon of Gaussian noise on sums of clients' vectors, and noise for an epsilon
+
+All others are of word counts:
 
     options     user options: mechanism, epsilon, unit, cap, what is released, who is trusted
     bounds      bounds on what one word, utterance or user adds to a vector of counts
