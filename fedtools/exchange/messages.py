@@ -82,11 +82,13 @@ class Payload:
         tensors: shapes and types of one client's tensors, of a model or others (counts).
         features: bounds on features, or None.
         values: bounds on the elements of tensors by name; other tensors need only be finite.
+        norm: for tensors of whole numbers, the largest norm of all of them together; or None.
     """
 
     tensors: Spec = field(default_factory=dict)
     features: Features | None = None
     values: Mapping[str, Values] = field(default_factory=dict)
+    norm: int | None = None
 
 
 @dataclass(frozen=True)

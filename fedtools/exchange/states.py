@@ -29,7 +29,7 @@ Spec = dict[str, tuple[tuple[int, ...], str]]
 """The tensors that a state must hold: name -> (shape, numpy's name of the type)."""
 
 # In the order in which safetensors sorts tensors, so that our files equal those of the library.
-_CODES = {"int64": "I64", "float64": "F64", "float32": "F32", "bool": "BOOL"}
+_CODES = {"int64": "I64", "float64": "F64", "float32": "F32", "int32": "I32", "bool": "BOOL"}
 _TYPES = {code: name for name, code in _CODES.items()}
 _RANK = {name: rank for rank, name in enumerate(_CODES)}
 

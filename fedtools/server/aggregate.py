@@ -68,6 +68,7 @@ def combine(
     normalise: bool = True,
     min_clients: int = 1,
     totals: dict[str, float] | None = None,
+    norm: int | None = None,
 ) -> list[Refusal]:
     """Write sum_k w_k x_k / sum_k w_k over the clients' tensors x_k as a state.
 
@@ -87,22 +88,25 @@ def combine(
         normalise: whether to divide by the sum of weights; False is for counts.
         min_clients: the fewest usable updates; with fewer, nothing is written.
         totals: filled with client -> the sum of magnitudes in the tensors that `values` bounds.
+        norm: for tensors of whole numbers, whose exact sum is written as float64: the largest norm
+            of all tensors of a client together.
 
     Returns:
         The clients refused here.
 
     Raises:
-        UserError: if a tensor is not a float, the weights of the usable updates are all zero, or a
-            file changes meanwhile; `out_path` is not touched then.
+        UserError: if a tensor is not a float and `norm` is None, the weights of the usable updates
+            are all zero, or a file changes meanwhile; `out_path` is not touched then.
     """
-    check_shared(spec)
+    if norm is None:
+        check_shared(spec)
     if len(weights) != len(messages) or not all(0 <= w < math.inf for w in weights):
         raise ValueError(f"no weights for {len(messages)} messages: {weights}")
     kept = list(zip(messages, weights, strict=True))
     refusals: list[Refusal] = []
     # Each refusal changes the median, which can lead to further refusals.
     while len(kept) >= max(1, min_clients):
-        found = _sum(kept, out_path, spec, values or {}, bound, normalise, totals)
+        found = _sum(kept, out_path, spec, values or {}, bound, normalise, totals, norm)
         if not found:
             break
         refusals += [Refusal(client, why) for client, why in found.items()]
@@ -150,6 +154,7 @@ def _sum(
     bound: Bound | None,
     normalise: bool,
     totals: dict[str, float] | None,
+    norm: int | None,
 ) -> dict[str, str]:
     """Write the weighted sum and return {}, or return client -> reason for refusals."""
     messages, weights = [one for one, _ in weighted], [weight for _, weight in weighted]
@@ -159,7 +164,8 @@ def _sum(
     # Division by the largest makes equal weights exactly 1, whatever their scale.
     scaled = np.array(weights, np.float64) / largest
     total = math.fsum(scaled) if normalise else 1 / largest
-    header, layout = make_header(spec)
+    whole: Spec = {name: (shape, "float64") for name, (shape, _) in spec.items()}
+    header, layout = make_header(spec if norm is None else whole)
     if bound is not None and not (bound.ratio > 0 and len(messages) > 1):
         bound = None
     try:
@@ -167,9 +173,11 @@ def _sum(
             file.write(header)
             file.flush()
             sent_state = (bound.sent_state, read_layout(bound.sent_state)) if bound else None
-            work = _Work(messages, scaled, total, layout, values, sent_state)
+            work = _Work(messages, scaled, total, spec, layout, values, sent_state, norm)
             squares, magnitudes = work.run(file.fileno())
             if bound and (far := _outside(messages, squares, bound)):
+                raise _Refused(far)
+            if norm is not None and (far := _longer(messages, squares, norm)):
                 raise _Refused(far)
     except _Refused as refused:
         bad = refused.reasons or _unusable(messages, spec, values)
@@ -208,6 +216,14 @@ def _outside(
             reason = f"{part} of norm {norms[index]:.3g}, {limit}"
             found.setdefault(messages[index].client, reason)
     return found
+
+
+def _longer(
+    messages: Sequence[Message], squares: Mapping[str, np.ndarray], norm: int
+) -> dict[str, str]:
+    """Return client -> reason for changes of which all parts together are longer than `norm`."""
+    over = np.flatnonzero(sum(squares.values()) > np.array(norm**2)).tolist()
+    return {messages[index].client: f"a change of norm over {norm} steps" for index in over}
 
 
 def over_median(
@@ -289,9 +305,11 @@ class _Work(NamedTuple):
     messages: Sequence[Message]
     weights: np.ndarray
     total: float
+    spec: Spec
     layout: Layout
     values: Mapping[str, Values]
     sent_state: tuple[Path, Layout] | None
+    norm: int | None
 
     def run(self, out: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Write the sum to a file.
@@ -320,14 +338,16 @@ class _Work(NamedTuple):
         runs, found = _runs(self.messages), []
         # Reused for every block: allocating memory takes as long as the sum.
         buffer, scratch = np.empty(_CHUNK), np.empty(2 * _CHUNK)
-        numbered = enumerate(_pieces(self.layout.spec))
+        numbered = enumerate(_pieces(self.spec))
         with Opened() as files, np.errstate(all="ignore"):
             for number, piece in islice(numbered, first, None, step):
                 sums, squares, magnitudes = self._sum(piece, files, runs, buffer, scratch)
                 if not np.isfinite(sums).all():
                     raise _Refused
                 sums /= self.total
-                write_at(out, sums.astype(piece.kind), self.layout.offsets[piece.name] + piece.skip)
+                written = sums.astype(self.layout.spec[piece.name][1])
+                place = self.layout.offsets[piece.name] + piece.begin * written.itemsize
+                write_at(out, written, place)
                 found.append(_Summed(number, piece.name, squares, magnitudes))
         return found
 
@@ -352,6 +372,10 @@ class _Work(NamedTuple):
                     raise _Refused
                 magnitudes[start:stop] = np.abs(block).sum(1, dtype=np.float64)
             _add(sums, block, self.weights[start:stop], scratch)
+            if self.norm is not None:
+                lengths = np.square(block, dtype=np.int64).sum(1)
+                # Cut off, so that further sums are exact, and still too large.
+                squares[start:stop] = np.minimum(lengths, self.norm**2 + 1)
             if sent_state is not None:
                 apart = _as_rows(scratch, stop - start, piece.size)
                 np.subtract(block, sent_state, out=apart)
@@ -402,18 +426,23 @@ class _Piece(NamedTuple):
 
     name: str
     kind: np.dtype
-    skip: int
+    begin: int
     size: int
     whole: bool
 
+    @property
+    def skip(self) -> int:
+        """Return the number of bytes of the tensor before the piece."""
+        return self.begin * self.kind.itemsize
+
 
 def _pieces(spec: Spec) -> Iterator[_Piece]:
-    """Yield all tensors in pieces of up to `_CHUNK` elements; `skip` is in bytes, `size` is not."""
+    """Yield all tensors in pieces of up to `_CHUNK` elements."""
     for name, (shape, kind) in spec.items():
         elements, dtype = math.prod(shape), np.dtype(kind)
         for begin in range(0, elements, _CHUNK):
             size = min(_CHUNK, elements - begin)
-            yield _Piece(name, dtype, begin * dtype.itemsize, size, size == elements)
+            yield _Piece(name, dtype, begin, size, size == elements)
 
 
 def _runs(messages: Sequence[Message]) -> list[tuple[int, int]]:
