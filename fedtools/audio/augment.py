@@ -74,7 +74,7 @@ def plan(
         seed: seed of the experiment.
         round: number of the round.
         client: id of the client.
-        size: number of the client's clips, at least 1.
+        size: number of the client's clips; 0 gives batches without clips.
         steps: number of batches.
         batch_size: B is this, or `size` if that is smaller.
         noise_samples: length of all background noise; 0 for none, else at least a clip's.
@@ -83,6 +83,9 @@ def plan(
     """
     random = generator(seed, round, client, "augment")
     width = min(batch_size, size)
+    if not width:
+        none = np.zeros((steps, 0), np.int64)
+        return Plan(none, none, none, none.astype(np.float32))
     clips = _shuffles(random, size, steps, width)
     # All four are drawn whatever the options are: switching one off leaves the others unchanged.
     moved, noisy, place, loudness = random.random((4, steps, width))

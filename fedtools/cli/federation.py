@@ -40,6 +40,12 @@ def init(
         "projection with normalise: projection.",
     ),
     start: Path = typer.Option(None, help="A model.safetensors to start from."),
+    clients: Path = typer.Option(
+        None,
+        metavar="FILE",
+        help="With user-level privacy: the public list of clients, also of those without data. "
+        "Default: the clients that the data have.",
+    ),
     seed: int = typer.Option(0, min=0, help="Random seed."),
     set_: list[str] = typer.Option(
         [], "--set", help="Override an option of the YAML file: training.grad_clip=1."
@@ -81,6 +87,7 @@ def init(
             assets=folders[1],
             start=start,
             seed=seed,
+            listed=clients,
         )
     if said:
         print(said)

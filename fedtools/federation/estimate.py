@@ -15,6 +15,7 @@ from fedtools.federation.evaluate import evaluate
 from fedtools.federation.federation import Federation
 from fedtools.federation.rounds import trainer
 from fedtools.federation.steps import aggregate, sample
+from fedtools.federation.user_privacy import UserProtection
 
 # The second round is timed: the first also reads data, and fills caches.
 TIMED = 2
@@ -61,6 +62,7 @@ def estimate(
         ignored = shutil.ignore_patterns(".locks")
         shutil.copytree(begun.path, copy, copy_function=_link, ignore=ignored)
         federation = Federation(copy, device)
+        _check_quiet(federation, begun.path)
         each = _time_rounds(federation, range(last, min(last + TIMED, rounds)), jobs, device)
         if split is None:
             return Estimate(rounds - last, each, 0, 0.0)
@@ -72,6 +74,15 @@ def estimate(
     # Round 0 is the initial state.
     evaluations = sum(map(begun.is_measured, range(last + 1 if last else 0, rounds + 1)))
     return Estimate(rounds - last, each, evaluations, measured)
+
+
+def _check_quiet(federation: Federation, path: Path) -> None:
+    """Raise a `UserError` if rounds are releases, which count, too, if they are thrown away."""
+    protection = federation.protection
+    if isinstance(protection, UserProtection) and protection.releases.plan.deviation:
+        problem = "its rounds release noisy sums, which count, too, if they are only timed"
+        remedy = "time an experiment with method_conf.noise=0 and epsilon=null"
+        raise UserError(problem, path=path, remedy=remedy)
 
 
 def _link(source: str, target: str) -> None:

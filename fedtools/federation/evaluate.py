@@ -19,6 +19,7 @@ from fedtools.exchange.private import make_private
 from fedtools.exchange.states import check_finite, load_state, save_state
 from fedtools.federation.evaluations import read_evaluation, write_averaged
 from fedtools.federation.federation import Federation
+from fedtools.federation.user_privacy import check_apart
 from fedtools.models.adapt.adaptation import OF_PRODUCTS, combine_of
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.parts import RESCORED
@@ -116,6 +117,10 @@ def average(
         problem = f"models of task {federation.experiment.options.task} are not averaged"
         raise UserError(problem, path=federation.experiment.path)
     best = best or federation.experiment.options.average
+    if federation.method.user_privacy:
+        train, valid = (federation.task.data_path(split) for split in ("train", "valid"))
+        where = federation.experiment.path
+        check_apart(federation.facts, train, valid, "fedtools average", where)
     if best > 1 and (combine := combine_of(federation.experiment.options.model)) in OF_PRODUCTS:
         problem = f"adapters of {best} rounds cannot be averaged with combine {combine}"
         raise UserError(problem, path=federation.experiment.path, remedy="use --best 1")

@@ -15,14 +15,15 @@ from fedtools.core.errors import UserError
 from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.messages import Payload, Report
 from fedtools.exchange.private import Private, do_together
-from fedtools.exchange.states import as_array
+from fedtools.exchange.states import Spec, as_array
 from fedtools.exchange.values import of_model
 from fedtools.federation.code import check_code
 from fedtools.federation.states import States
+from fedtools.federation.user_privacy import UserProtection
 from fedtools.methods import make_method
-from fedtools.methods.base import SHARED, Phase
+from fedtools.methods.base import SHARED, Changes, Phase
 from fedtools.tasks import facts_of
-from fedtools.tasks.base import MissingData, NoData, task_of
+from fedtools.tasks.base import MissingData, NoData, Protection, task_of
 from fedtools.tasks.facts import ALL, check_fixed
 from fedtools.tasks.parts import MODELS
 
@@ -73,6 +74,13 @@ class Federation:
         """Return a context that sets the process state on which the experiment's results depend."""
         return self.task.settings()
 
+    @cached_property
+    def protection(self) -> Protection | None:
+        """Return what makes the releases of the server private; None without privacy."""
+        if self.method.user_privacy is None:
+            return self.task.protection
+        return UserProtection(self.experiment, self.method)
+
     @property
     def personal(self) -> bool:
         """Return whether each client has a state of its own."""
@@ -88,9 +96,18 @@ class Federation:
 
     def payload(self, phase: Phase) -> Payload:
         """Return the description of what each client of a phase sends."""
+        shared = self.states.shared_spec
+        if isinstance(phase.sends, Changes):
+            spec: Spec = {name: (shape, "int32") for name, (shape, _) in shared.items()}
+            return Payload(spec, values=phase.sends.grid.values(spec), norm=phase.sends.grid.steps)
         if phase.sends != SHARED:
             return self.task.payload(phase)
-        return Payload(self.states.shared_spec, values=of_model(self.states.shared_spec))
+        return Payload(shared, values=of_model(shared))
+
+    @cached_property
+    def _with_data(self) -> frozenset[str]:
+        """Return the clients with training data; others are in the list of clients alone."""
+        return frozenset(self.facts.clients(self.task.data_path("train")))
 
     def load_result(self, client: str | None, number: int) -> None:
         """Load the state that `client` uses after round `number` (0: initial) into the task.
@@ -115,6 +132,8 @@ class Federation:
 
     def _work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
         assert phase.client_update is not None
+        if self.method.user_privacy and not any(client in self._with_data for client in clients):
+            raise NoData("has no data")
         update = phase.client_update
         if not self.task.models:
             trained = update(self.task.source(clients, number, phase))
@@ -122,7 +141,10 @@ class Federation:
         client = self.client(clients, number)
         trained = update(client)
         client.keep_personal([bool(one.steps) and not one.reason for one in trained])
-        tensors = self._models(client) if phase.sends == SHARED else self._rows(trained, phase)
+        if isinstance(phase.sends, Changes):
+            tensors = self._changes(client, number, phase.sends)
+        else:
+            tensors = self._models(client) if phase.sends == SHARED else self._rows(trained, phase)
         return Sent(_reports(clients, trained), tensors, trained[0].features)
 
     def client(self, clients: Sequence[str], number: int) -> Client:
@@ -175,6 +197,16 @@ class Federation:
             return shared
         return {name: value[None] for name, value in shared.items()}
 
+    def _changes(self, client: Client, number: int, sends: Changes) -> Mapping[str, Any]:
+        """Return the clipped changes of a unit's shared tensors, with a row for each client."""
+        start = self.states.start(number)
+        return sends.grid.rounded(
+            {
+                name: as_array(name, value).astype(np.float64) - start[name]
+                for name, value in self._models(client).items()
+            }
+        )
+
     def _rows(self, trained: Sequence[Trained], phase: Phase) -> Mapping[str, Any]:
         """Return the tensors that clients send instead of a model, with a row for each client."""
         return {
@@ -189,8 +221,8 @@ class Federation:
     def closed(self, number: int, clients: Sequence[str]) -> None:
         """Remove what clients kept for repeating a round, once it is complete."""
         do_together([partial(own.drop_old, keep=1) for own in self._files_of(clients, number)])
-        if self.task.protection:
-            self.task.protection.closed(number, clients)
+        if self.protection:
+            self.protection.closed(number, clients)
 
     def _files_of(self, clients: Sequence[str], number: int) -> list[Private]:
         """Return the private files of those clients that have any."""

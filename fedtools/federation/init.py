@@ -19,12 +19,13 @@ from fedtools.core.config import (
     read_yaml,
     unknown,
 )
-from fedtools.core.errors import UserError
+from fedtools.core.errors import UserError, some
 from fedtools.core.locks import lock
 from fedtools.core.provenance import record
 from fedtools.core.recipe_sections import SECTIONS
 from fedtools.core.seeds import seed64
 from fedtools.core.tables import size_text
+from fedtools.core.text_files import read_words
 from fedtools.data.datadir import byte_order, check_id
 from fedtools.exchange.commands import begin_commands
 from fedtools.exchange.experiment import Experiment, write_clients, write_sums
@@ -32,9 +33,12 @@ from fedtools.exchange.options import NAMES, Options
 from fedtools.exchange.private import make_private
 from fedtools.exchange.states import row_bytes, save_state, spec_of
 from fedtools.federation.code import CODE, defaults_of, kinds_of, own_files, write_code
+from fedtools.federation.user_privacy import begin_protection, noise_key_of, plan_of
 from fedtools.methods import make_method
-from fedtools.methods.base import SHARED, Method
+from fedtools.methods.base import SHARED, Changes, Method
 from fedtools.models.adapt.adaptation import BASE, has_base
+from fedtools.privacy.record import note_replaced
+from fedtools.privacy.user_plan import UserPlan
 from fedtools.server.sample import draw
 from fedtools.tasks import facts_of
 from fedtools.tasks.alike import check_splits, check_start
@@ -61,6 +65,7 @@ def init(
     assets: Mapping[str, str] | None = None,
     start: str | Path | None = None,
     seed: int = 0,
+    listed: Path | None = None,
 ) -> str:
     """Create an experiment: fix its configuration and write the first round's shared tensors.
 
@@ -74,6 +79,8 @@ def init(
         assets: name -> folder; for "asr", "tokens" is a folder of `fedtools train-tokens`.
         start: a full initial model; None draws one from `seed`.
         seed: the random seed of the experiment.
+        listed: a list of all clients, also of those without data, for methods with user-level
+            privacy; by default the clients are those of the data.
 
     Returns:
         a line on its size, or "" if it had begun already.
@@ -103,7 +110,7 @@ def init(
     elif BASE in files and not has_base(options.model):
         raise UserError("asset base needs a model with adapt", path=where)
     made = make_method(method, options.method_conf, where)
-    clients = _clients_of(facts, folders["train"], made)
+    clients = _clients_of(facts, folders["train"], made, listed)
     known: dict[str, Any] = {"clients": len(clients), "rounds": made.rounds or options.rounds}
     known["model"] = facts.fixed_model(options.model)
     known["training"] = facts.fixed_training(options.model, options.training, where)
@@ -121,6 +128,7 @@ def init(
         made.check(options.task, facts.parts, options.model)
     except ValueError as error:
         raise UserError(str(error), path=where) from None
+    plan = plan_of(made, options, facts, folders, where)
     begun = (path / FIRST).exists() and (path / "sha256sums").exists()
     states: tuple[State, State] = ({}, {})
     own: dict[str, Path] = {}
@@ -141,8 +149,11 @@ def init(
             _write(path, files, clients, states)
             record(path, own.values())
             write_code(path, own)
-            _close(path, files, facts, made)
+            _close(path, files, facts, made, plan)
         Experiment(path).check_fixed()
+        if begun and listed and Experiment(path).clients != clients:
+            problem = f"not the clients that {path} began with"
+            raise UserError(problem, path=listed, remedy="begin another experiment")
     return "" if begun else _size_of(Experiment(path), made, *states)
 
 
@@ -156,25 +167,41 @@ def _size_of(experiment: Experiment, method: Method, whole: State, sent: State) 
     if total := experiment.options.clients:
         taken = len(draw(experiment, 1, phase))
         found.insert(0, f"{total} clients, {taken} in round 1")
-        back = ", and as much comes back" * (phase.sends == SHARED)
+        alike = phase.sends == SHARED or isinstance(phase.sends, Changes)
+        back = ", and as much comes back" * alike
         found.append(
             f"{size_text(size)} to each client, {size_text(taken * size)} in a round{back}"
         )
     return f"{experiment.path}: {'; '.join(found)}"
 
 
-def _clients_of(facts: Facts, train: Path, method: Method) -> list[str]:
+def _clients_of(facts: Facts, train: Path, method: Method, listed: Path | None) -> list[str]:
     """Return the clients, in C order; raise a `UserError` if the method needs some.
 
     They are read for every method, since this also checks the data.
     """
+    if listed and method.user_privacy is None:
+        remedy = "leave --clients out: without user-level privacy, clients are those of the data"
+        raise UserError("a list of clients is not used", path=listed, remedy=remedy)
     clients = byte_order(check_id(name, "client", train) for name in facts.clients(train))
     if not method.federated:
         return []
     if not clients:
         remedy = "add utt2client to it, or take --method centralized"
         raise UserError("the data have no clients", path=train, remedy=remedy)
-    return clients
+    return _read_list(listed, clients) if listed else clients
+
+
+def _read_list(path: Path, clients: Sequence[str]) -> list[str]:
+    """Read a list of clients, in any order; raise a `UserError` if it lacks one that has data."""
+    found = [
+        check_id(name, "client", path, line)
+        for line, name in enumerate(read_words(path, "write one client on each line"), 1)
+    ]
+    if missing := [name for name in clients if name not in set(found)]:
+        problem = f"{some(missing)} {'has' if len(missing) == 1 else 'have'} data, and no line here"
+        raise UserError(problem, path=path, remedy="add a line, or leave the data out")
+    return byte_order(found)
 
 
 def _begin(facts: Facts, new: NewExperiment[Method], seed: int) -> tuple[State, State]:
@@ -225,7 +252,9 @@ def _write(
         save_state(path / name, state)
 
 
-def _close(path: Path, files: Iterable[str], facts: Facts, made: Method) -> None:
+def _close(
+    path: Path, files: Iterable[str], facts: Facts, made: Method, plan: UserPlan | None
+) -> None:
     """Write the SHA-256 sums of the initial files, which mark the experiment as begun.
 
     Random files, such as a nonce, are drawn only the first time.
@@ -234,7 +263,9 @@ def _close(path: Path, files: Iterable[str], facts: Facts, made: Method) -> None
         return
     names = ["config.yaml", "data.yaml", "clients.txt", *files]
     names += [CODE] if (path / CODE).exists() else []
+    note_replaced(path, noise_key_of(made))
     names += ["init.safetensors", FIRST, *task_of(facts).keep_own(path, made)]
+    names += begin_protection(path, made, plan)
     # Not among the sums, because it grows.
     begin_commands(path)
     write_sums(path / "sha256sums", {name: path / name for name in names})

@@ -158,7 +158,7 @@ def aggregate(federation: Federation, number: int) -> float:
             folder.path, jobs, sampled, round.payload, start_sum, limits
         )
     learner = federation.learner(number) if phase.server_trains else None
-    protection = federation.task.protection
+    protection = federation.protection
     release = protection.release(number) if protection else None
     server = Server(round, method, messages, refusals, learner, release)
     phase.server_update(server)

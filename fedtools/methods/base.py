@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NewType
 import numpy as np
 
 from fedtools.core.config import Natural, NonNegative, Positive
+from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.messages import Payload
 from fedtools.exchange.states import Spec
 from fedtools.exchange.values import STATISTICS
 from fedtools.models.adapt.adaptation import DELTA, combine_of
+from fedtools.privacy.clipping import Grid
+from fedtools.privacy.options import UserPrivacy
 
 if TYPE_CHECKING:
     from fedtools.client.unit import Trained
@@ -47,6 +50,17 @@ class Extracted:
 
 
 @dataclass(frozen=True)
+class Changes:
+    """Changes of the shared tensors that clients send, clipped, in whole steps of a grid.
+
+    Attributes:
+        grid: the norm to which they are clipped, and the length of a step.
+    """
+
+    grid: Grid
+
+
+@dataclass(frozen=True)
 class Phase:
     """Description of one round.
 
@@ -54,14 +68,15 @@ class Phase:
         client_update: the client's half; it takes the `Client`, or the client's data where the
             task has no models. None if no client takes part.
         server_update: the server's half, computed from the client messages.
-        sends: what each client sends: SHARED, the shared tensors of its model; COUNTS; features;
-            or a payload.
+        sends: what each client sends: SHARED, the shared tensors of its model; their changes;
+            COUNTS; features; or a payload.
         everybody: whether all clients take part rather than a sample.
         server_trains: whether the server trains (`Server.learner`), on the experiment's data or ...
         on_features: ... on the features that clients sent in this earlier round, if not 0.
         jointly: whether the server also trains a personal part for each client, on its data.
         trains: whether clients take gradient steps.
         keep: whether client messages are kept for a later round, regardless of `keep_updates`.
+        sample: (experiment, round) -> the clients that take part, if seed and round do not decide.
         may_lack: whether the round goes on without a client whose data or trained personal
             parameters are missing (speech recognition, in phases that send no tensors); otherwise
             the round needs the data of all its clients.
@@ -70,13 +85,14 @@ class Phase:
 
     client_update: Callable[[Any], list[Trained]] | None
     server_update: Callable[[Server], None]
-    sends: str | Extracted | Payload = SHARED
+    sends: str | Extracted | Changes | Payload = SHARED
     everybody: bool = False
     server_trains: bool = False
     on_features: int = 0
     jointly: bool = False
     keep: bool = False
     trains: bool = True
+    sample: Callable[[Experiment, int], list[str]] | None = None
     may_lack: bool = False
     untimed: bool = False
 
@@ -121,6 +137,15 @@ class Method:
     min_clients: Positive = 1
     max_norm_ratio: NonNegative = 20.0
     max_weight_ratio: NonNegative = 20.0
+
+    @property
+    def user_privacy(self) -> UserPrivacy | None:
+        """Return the options of user-level differential privacy of the model; None without it.
+
+        With it, no client's message may depend on the data of another client, not even by the
+        rounding of computations that they share.
+        """
+        return None
 
     @property
     def bounds_sums(self) -> bool:

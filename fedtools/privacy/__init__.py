@@ -1,24 +1,34 @@
-"""Differential privacy, without torch: of word counts, which `fmp` federations send, and of sums.
+"""Differential privacy of what a federation releases: word counts, and models; without torch.
 
-    accountant  epsilon of Gaussian noise on sums of clients' vectors, and noise for an epsilon
+Of both:
 
-All others are of word counts:
+    key         the secret key: created once, outside the experiment, readable by its owner only
+    record      the nonce of an experiment, and the record of its releases
+    options     user options: mechanism, epsilon, unit, bounds, who is trusted
 
-    options     user options: mechanism, epsilon, unit, cap, what is released, who is trusted
+Of models, see README.md:
+
+    clipping    clients' changes, clipped to a norm, in whole steps
+    gaussian    rounded Gaussian noise from a stream of the key
+    accountant  epsilon of Gaussian noise, over rounds and experiments
+    user_plan   noise and accounting of an experiment, fixed before the first round
+    model_releases  the noisy mean change of each round, and secret samples
+    user_ledger, statement  what was spent, and what is promised
+
+Of word counts, which `fmp` federations send:
+
     bounds      bounds on what one word, utterance or user adds to a vector of counts
     plan        sensitivity and scale of the noise, fixed before the first round; the release
     noise       exact discrete Laplace noise from a stream of a secret key
-    key         the secret key: created once, outside the experiment, readable by its owner only
-    record      the nonce of an experiment, and the record of its releases
     marginals   noisy counts -> a distribution; the paper's equations 8 and 9
     ledger      epsilon per release, in total, and over experiments, for words, utterances and users
 
-Order of use: create a `Plan` once. In every round each client calls `Plan.bound` on its new
-utterances, the party that adds noise (`Privacy.trust`) calls `Plan.release`, and the receiver
+Order of use for counts: create a `Plan` once. In every round each client calls `Plan.bound` on its
+new utterances, the party that adds noise (`Privacy.trust`) calls `Plan.release`, and the receiver
 computes a distribution from the noisy counts. Post-processing of noisy counts costs no privacy, so
 a client's total c_i is computed as the sum of its noisy counts and never sent separately.
 
-The guarantee requires that a federation
+The guarantee for counts requires that a federation
 
 - lets only noisy counts leave the trusted parties: number of utterances, loss and seconds in a
   message also depend on the data;

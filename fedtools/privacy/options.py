@@ -1,11 +1,11 @@
-"""The options of differential privacy."""
+"""The options of differential privacy: of word counts, and of models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from fedtools.core.config import AboveZero
+from fedtools.core.config import AboveZero, Natural, NonNegative
 
 WORD: Final = "word"
 UTTERANCE: Final = "utterance"
@@ -19,11 +19,15 @@ LAPLACE: Final = "laplace"
 PAPER: Final = "paper"
 # Limits of epsilon and cap, within which noise and grid are representable as floats.
 _LEAST, _MOST = 1e-6, 1e9
+# Of models. More noise than a million times C is useless, and a larger epsilon meaningless.
+MOST_EPSILON, _MOST_NOISE = 1000.0, 10**6
+# The private state of the server has as many vectors as there are bands.
+_MOST_COHORTS = 256
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """What is protected, how strongly, and from whom.
+    """Of word counts: what is protected, how strongly, and from whom.
 
     Attributes:
         mechanism: "laplace", the mechanism of this package; "paper", equations 8 and 9 as
@@ -66,3 +70,65 @@ class Privacy:
             value = getattr(self, name)
             if not _LEAST <= value <= _MOST:
                 raise ValueError(f"{name} is {value:g}; it must be from {_LEAST:g} to {_MOST:g}")
+
+
+@dataclass(frozen=True)
+class UserPrivacy:
+    """Of models: the privacy of a client with all of its data, in all rounds together.
+
+    Two federations are adjacent if one client's data are empty in one of them; the list of clients
+    is the same, and public. See `fedtools/privacy/README.md`.
+
+    Attributes:
+        clip: C, the largest norm of a client's change of all tensors that it sends. It must be
+            chosen without looking at the clients' data, or on those of other people.
+        epsilon: privacy loss of a client over all rounds of the experiment, from which the noise
+            follows; or null, and `noise` is given.
+        delta: probability with which the loss may exceed epsilon.
+        noise: standard deviation of the noise on the sum of a round's changes, in multiples of C;
+            0 adds none, and protects nobody.
+        cohorts: m, the number of groups of clients that take turns, each by a hash of its name; 0:
+            all clients take part in all rounds, or a secret sample of them, which is what
+            `clients_per_round` with `sampling: poisson` draws.
+        bands: b, rounds over which the noise of cohorts is correlated, see
+            `fedtools.privacy.banded`: from 1, for independent noise, to m, which is the default.
+        simulated_users: factor by which the noise on the mean is divided, as if there were that
+            many times as many clients. Above 1 the protection is not that of `epsilon`, but what
+            the ledger says.
+    """
+
+    clip: AboveZero = 0.1
+    epsilon: AboveZero | None = None
+    delta: AboveZero = 1e-5
+    noise: NonNegative | None = None
+    cohorts: Natural = 0
+    bands: Natural | None = None
+    simulated_users: AboveZero = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the options, also of objects created without `from_mapping`.
+
+        Raises:
+            ValueError: if an option is out of range, or not exactly one of epsilon and noise is
+                given.
+        """
+        if (self.epsilon is None) == (self.noise is None):
+            raise ValueError("give one of epsilon, such as epsilon: 8, and noise")
+        if self.epsilon is not None and not _LEAST <= self.epsilon <= MOST_EPSILON:
+            problem = f"epsilon is {self.epsilon:g}; it must be from {_LEAST:g} to {MOST_EPSILON:g}"
+            raise ValueError(problem)
+        if not 1e-15 <= self.delta < 1:
+            raise ValueError(f"delta is {self.delta:g}; it must be from 1e-15 to below 1")
+        if self.noise and not _LEAST <= self.noise <= _MOST_NOISE:
+            problem = f"noise is {self.noise:g}; it must be 0, or from {_LEAST:g} to {_MOST_NOISE}"
+            raise ValueError(problem)
+        if not _LEAST <= self.clip <= _MOST:
+            raise ValueError(f"clip is {self.clip:g}; it must be from {_LEAST:g} to {_MOST:g}")
+        if self.cohorts == 1 or self.cohorts > _MOST_COHORTS:
+            problem = f"cohorts is {self.cohorts}; it must be 0, or from 2 to {_MOST_COHORTS}"
+            raise ValueError(problem)
+        if self.bands is not None and not 1 <= self.bands <= self.cohorts:
+            problem = f"bands is {self.bands}; it must be from 1 to the number of cohorts"
+            raise ValueError(f"{problem}, {self.cohorts}")
+        if self.simulated_users < 1:
+            raise ValueError(f"simulated_users is {self.simulated_users:g}, which is below 1")

@@ -46,7 +46,7 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtools.core.atomic import atomic_path, sha256, sha256_once, write_text
-from fedtools.core.errors import UserError
+from fedtools.core.errors import UserError, some
 from fedtools.core.locks import lock
 from fedtools.core.tables import count, read_tsv, write_tsv
 from fedtools.core.text_files import read_lines, read_text
@@ -71,7 +71,8 @@ COLUMNS = ("round", "draw", "sha256")
 SERVER_NAME = "-"
 _FIXED = " fixed"
 # In the record next to the key: the sums of these fixed files, and the mark of a folder's end.
-_PINNED, _PINS, _REPLACED = "sha256sums", ("config.yaml", "data.yaml", "clients.txt"), "replaced"
+_PINNED, _REPLACED = "sha256sums", "replaced"
+_PINS = ("config.yaml", "data.yaml", "clients.txt", "privacy.yaml")
 FIXED_WARNING = (
     f"the nonce of the noise was set by {VARIABLE}: other experiments may have the same noise, and "
     "releases of copies are not counted; use it only for tests and to reproduce tables"
@@ -148,7 +149,8 @@ class Record:
             registry.mkdir(mode=0o700)
             write_text(registry / "folder", f"{experiment.resolve()}\n")
             shutil.copyfile(experiment / "clients.txt", registry / "clients")
-            write_sums(registry / _PINNED, {name: experiment / name for name in _PINS})
+            there = (name for name in _PINS if (experiment / name).exists())
+            write_sums(registry / _PINNED, {name: experiment / name for name in there})
 
     def others(self) -> dict[str, str]:
         """Return other experiments under the same key with releases of clients of the same names.
@@ -269,6 +271,23 @@ def note_replaced(experiment: Path, option: str | Path | None = None) -> None:
     """Note in a user's records that another experiment begins in a folder."""
     for registry in _of_folder(experiment, option):
         write_text(registry / _REPLACED, "")
+
+
+def warn_of_uncounted(records: Mapping[Path, Record]) -> None:
+    """Warn of releases that the records of experiments, by their folders, do not count."""
+    if any(one.nonce.fixed for one in records.values()):
+        print(f"warning: {FIXED_WARNING}", file=sys.stderr)
+    for path, record in records.items():
+        if record.complete:
+            record.check()
+        else:
+            problem = f"copies are not counted: {record.registry} is missing"
+            print(f"warning: {path}: {problem}", file=sys.stderr)
+    others = {nonce: path for one in records.values() for nonce, path in one.others().items()}
+    known = {one.nonce.text for one in records.values()}
+    if others := {nonce: others[nonce] for nonce in others.keys() - known}:
+        listed = some(sorted(others.values()))
+        print(f"warning: experiments on the same clients not counted: {listed}", file=sys.stderr)
 
 
 def _registries(option: str | Path | None) -> Path:

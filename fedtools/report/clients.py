@@ -16,7 +16,7 @@ from fedtools.exchange.messages import COLUMNS, COUNTED, paths_of
 from fedtools.exchange.states import read_at, read_layout
 from fedtools.exchange.values import STATISTICS
 from fedtools.methods import make_method
-from fedtools.methods.base import COUNTS, Extracted, Method
+from fedtools.methods.base import COUNTS, Changes, Extracted, Method
 from fedtools.server.shares import bounded
 
 _HEADER = ("client", "utterances", "steps", "loss", "norm", "share", "status")
@@ -27,9 +27,9 @@ def clients_table(experiment: Experiment, at: int | None = None) -> str:
     """Return the table of a round, by default the last complete one, with the server as last row.
 
     The norm is that of the difference between the model that a client sent and the one that it
-    received, without BatchNorm statistics, and the server's that of the new model and the old one.
-    The share is a client's weight in the mean, or its part of all counts or of all utterances with
-    features; the server's loss is the mean with these weights.
+    received, or of its clipped change, without BatchNorm statistics, and the server's that of the
+    new model and the old one. The share is a client's weight in the mean, or its part of all counts
+    or of all utterances with features; the server's loss is the mean with these weights.
 
     Raises:
         UserError: if the round is not complete, or its messages were not kept.
@@ -41,13 +41,15 @@ def clients_table(experiment: Experiment, at: int | None = None) -> str:
     folder = experiment.round(at)
     statuses = {row.client: row.status for row in read_round(experiment, at)}
     start = folder.shared_state()
-    rows = _messages(folder.path, folder.jobs(), start)
+    options = experiment.options
+    method = make_method(options.method, options.method_conf, experiment.path / "config.yaml")
+    sends = method.phase(at).sends
+    step = sends.grid.step if isinstance(sends, Changes) else None
+    rows = _messages(folder.path, folder.jobs(), start, step)
     if not rows:
         problem = f"no messages of clients in round {at}"
         raise UserError(problem, path=folder.path, remedy="begin with keep_updates: true")
     counted = [row for row in rows if statuses.get(row["client"]) in COUNTED]
-    options = experiment.options
-    method = make_method(options.method, options.method_conf, experiment.path / "config.yaml")
     weights = _weights(method, at, counted)
     total = math.fsum(weights)
     shares = {
@@ -79,8 +81,14 @@ def _weights(method: Method, at: int, rows: Sequence[Mapping[str, str]]) -> list
     return bounded(weights, method.max_weight_ratio) if method.bounds_sums else weights
 
 
-def _messages(folder: Path, jobs: int, start: State) -> list[dict[str, str]]:
-    """Return a row for each message of a round, in the order of clients."""
+def _messages(
+    folder: Path, jobs: int, start: State, step: float | None = None
+) -> list[dict[str, str]]:
+    """Return a row for each message of a round, in the order of clients.
+
+    Args:
+        step: length of a step, if clients sent changes of `start` in whole steps.
+    """
     found = []
     for job in range(1, jobs + 1):
         tensors, table = paths_of(folder, job)
@@ -89,6 +97,8 @@ def _messages(folder: Path, jobs: int, start: State) -> list[dict[str, str]]:
         for line, row in enumerate(read_tsv(table, COLUMNS), 2):
             loss = number(row, "loss", table, line)
             sent = _sent(tensors, line - 2) if tensors.exists() else {}
+            if step is not None:
+                sent = {name: start[name] + step * one for name, one in sent.items()}
             found.append(
                 {
                     **row,

@@ -8,7 +8,7 @@ subsampling usually assumes; with "fixed" all subsets of the given size are equa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ldexp
 from typing import Any, Protocol
 
@@ -30,12 +30,18 @@ class Drawn(Protocol):
     def everybody(self) -> bool:
         """Return whether all clients take part."""
 
+    @property
+    def sample(self) -> Callable[[Experiment, int], list[str]] | None:
+        """Return what draws the clients instead of the seed, if anything does."""
+
 
 def draw(experiment: Experiment, number: int, phase: Drawn) -> list[str]:
-    """Draw the clients of an experiment's round, as a function of (seed, round) only."""
+    """Draw the clients of an experiment's round, by (seed, round) or as its phase draws them."""
     options = experiment.options
     if phase.client_update is None:
         return []
+    if phase.sample:
+        return phase.sample(experiment, number)
     count = options.clients_per_round
     if phase.everybody or count is None:
         return experiment.clients

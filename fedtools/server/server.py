@@ -26,7 +26,7 @@ from fedtools.exchange.messages import (
 )
 from fedtools.exchange.states import load_state, save_state
 from fedtools.models.adapt.adaptation import combine_of
-from fedtools.server.aggregate import Bound, check_min_clients
+from fedtools.server.aggregate import Bound, check_min_clients, combine
 from fedtools.server.products import Adapters, combine_models
 from fedtools.server.shares import Rules, client_weights, dominant, most_of
 
@@ -93,7 +93,7 @@ class Server:
         self._check_enough()
 
     def _check_enough(self) -> None:
-        if self.messages or self.refusals:
+        if (self.messages or self.refusals) and self._rules.min_clients:
             folder = self._experiment.round(self.round.number).path
             check_min_clients(len(self.messages), self._least, self.refusals, folder)
 
@@ -159,6 +159,52 @@ class Server:
             found = {name: step(state[name], released) for name, released in found.items()}
         save_state(self.next_state, found)
 
+    def add_mean_change(self) -> None:
+        """Write the state plus the released mean of the clients' changes as the next state.
+
+        The changes are whole numbers, whose sum is exact. It is kept in the server's private folder
+        alone, and only until it is released, with the noise that the phase's privacy asks for.
+        Clients that are refused count as changes of 0.
+        """
+        assert self._release, "the phase has no privacy"
+        found = self._sum_of_changes()
+        total = np.concatenate([found[name].ravel() for name in self._spec])
+        change = self._release(total.astype(np.int64))
+        state, first = load_state(self.state), 0
+        for name, (shape, _) in self._spec.items():
+            last = first + math.prod(shape)
+            moved = state[name] + change[first:last].reshape(shape)
+            state[name] = moved.astype(state[name].dtype)
+            if not np.isfinite(state[name]).all():
+                self._diverged(f"{name} is not finite")
+            first = last
+        save_state(self.next_state, state)
+
+    def _sum_of_changes(self) -> dict[str, np.ndarray]:
+        """Return the sum of the changes, in steps: name -> float64, whole numbers."""
+        zeros = {name: np.zeros(shape) for name, (shape, _) in self._spec.items()}
+        if not self.messages:
+            return zeros
+        with scratch_dir(self._own.folder) as folder:
+            path, sizes = folder / "sum.safetensors", {m.client: m.bytes for m in self.messages}
+            found = combine(
+                self.messages,
+                [1.0] * len(self.messages),
+                path,
+                self._spec,
+                values=self.round.payload.values,
+                normalise=False,
+                norm=self.round.payload.norm,
+            )
+            self._refuse(found, sizes)
+            return load_state(path) if self.messages else zeros
+
+    def _refuse(self, found: Sequence[Refusal], sizes: Mapping[str, int]) -> None:
+        """Move the messages of refused clients to the refusals."""
+        self.refusals += [replace(one, bytes=sizes[one.client]) for one in found]
+        refused = {refusal.client for refusal in self.refusals}
+        self.messages = [one for one in self.messages if one.client not in refused]
+
     def _lowered(self, totals: Mapping[str, float]) -> list[float]:
         """Return factors that lower the clients' totals to the most allowed; [] if none is over."""
         amounts = [totals[message.client] for message in self.messages]
@@ -212,10 +258,7 @@ class Server:
             min_clients=self._least,
             totals=totals,
         )
-        sizes = {message.client: message.bytes for message in self.messages}
-        self.refusals += [replace(one, bytes=sizes[one.client]) for one in found]
-        refused = {refusal.client for refusal in self.refusals}
-        self.messages = [one for one in self.messages if one.client not in refused]
+        self._refuse(found, {message.client: message.bytes for message in self.messages})
         self._check_enough()
 
     def _weights(self) -> list[float]:
@@ -266,8 +309,7 @@ class Server:
         """
         import numpy as np
 
-        model = load_state(self.state, self._spec)
-        state = load_state(self.next_state, self._spec)
+        model, state = load_state(self.state), load_state(self.next_state)
         kept = self._own.load("optimizer") or {}
         for name in sorted(self.round.parameters & state.keys()):
             old = model[name].astype(np.float64)

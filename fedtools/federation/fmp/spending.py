@@ -5,16 +5,15 @@ Copies of an experiment count as one experiment, and a release in several copies
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtools.core.errors import UserError, some
+from fedtools.core.errors import UserError
 from fedtools.core.tables import write_tsv
 from fedtools.federation.federation import Federation
 from fedtools.privacy.ledger import COLUMNS, FILE, LEVELS, Spent, together
-from fedtools.privacy.record import FIXED_WARNING, Row
+from fedtools.privacy.record import Row, warn_of_uncounted
 from fedtools.tasks.parts import PROTECTION
 
 
@@ -37,8 +36,9 @@ def spending(paths: Sequence[str | Path]) -> Spending:
         UserError: if an experiment has no differential privacy.
     """
     federations = [_open(Path(path)) for path in paths]
-    _warn(federations)
     parts = [one.task.need(PROTECTION) for one in federations]
+    records = zip(federations, parts, strict=True)
+    warn_of_uncounted({one.experiment.path: part.releases.record for one, part in records})
     labels = [part.releases.experiment for part in parts]
     known = dict(zip(labels, parts, strict=True))
     released: dict[str, set[tuple[str, Row]]] = {label: set() for label in known}
@@ -66,22 +66,3 @@ def _open(path: Path) -> Federation:
         remedy = "begin an experiment with method_conf.privacy"
         raise UserError("no differential privacy", path=federation.where, remedy=remedy)
     return federation
-
-
-def _warn(federations: Sequence[Federation]) -> None:
-    """Warn of releases that are not counted here."""
-    records = [one.task.need(PROTECTION).releases.record for one in federations]
-    if any(one.nonce.fixed for one in records):
-        print(f"warning: {FIXED_WARNING}", file=sys.stderr)
-    for one, record in zip(federations, records, strict=True):
-        if record.complete:
-            record.check()
-        else:
-            path = one.experiment.path
-            problem = f"copies are not counted: {record.registry} is missing"
-            print(f"warning: {path}: {problem}", file=sys.stderr)
-    others = {nonce: path for record in records for nonce, path in record.others().items()}
-    others = {nonce: others[nonce] for nonce in others.keys() - {one.nonce.text for one in records}}
-    if others:
-        listed = some(sorted(others.values()))
-        print(f"warning: experiments on the same clients not counted: {listed}", file=sys.stderr)

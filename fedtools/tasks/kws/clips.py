@@ -55,10 +55,19 @@ class ClipFeatures:
         on_gpu = device.type == "cuda"
         self._waves = torch.from_numpy(np.array(clips.waves)).to(device) if on_gpu else None
 
-    def batch(self, rows: Sequence[slice], plans: Sequence[Plan], step: int) -> ClipBatch:
-        """Return one step's batch of several clients, padded with clips of weight 0."""
+    def batch(
+        self, rows: Sequence[slice], plans: Sequence[Plan], step: int, width: int = 0
+    ) -> ClipBatch:
+        """Return one step's batch of several clients, padded with clips of weight 0.
+
+        Args:
+            rows, plans: of the clients, which may have no clips.
+            step: the number of the batch.
+            width: clips of a client in the batch; 0 for as many as the largest client has.
+        """
         widths = [one.clips.shape[1] for one in plans]
-        width = max(widths)
+        ragged = bool(width) or min(widths) < max(widths)
+        width = width or max(widths)
         index = np.zeros((len(plans), width), np.int64)
         shift = np.zeros((len(plans), width), np.int64)
         noise = np.full((len(plans), width), -1, np.int64)
@@ -70,8 +79,7 @@ class ClipFeatures:
             shift[client, :size] = one.shift[step]
             noise[client, :size] = one.noise_start[step]
             volume[client, :size] = one.volume[step]
-            weights[client, :size] = 1 / size
-        ragged = min(widths) < width
+            weights[client, :size] = 1 / max(size, 1)
         if self._outputs:
             self._cached.check(index)
             kept = torch.from_numpy(self._cached.values)

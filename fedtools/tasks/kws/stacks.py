@@ -28,6 +28,8 @@ class ClipBatches:
         training: batch size and augmentation.
         key: (seed, round, purpose); with a client's name it determines the client's batches, so
             that these do not depend on the other clients in the stack.
+        full: whether every batch is padded to the batch size, so that the shape of a computation,
+            on which its rounding depends, does not depend on what clips clients have.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class ClipBatches:
         steps: Sequence[int],
         training: ClipTraining,
         key: tuple[int, int, str],
+        full: bool = False,
     ):
         if sorted(steps, reverse=True) != list(steps):
             raise ValueError(f"clients are not sorted by their steps: {steps}")
         self.steps = list(steps)
         self._data, self._rows = data, list(rows)
+        self._width = training.batch_size if full else 0
         seed, number, purpose = key
         noise = len(data.clips.noise)
         self._plans: list[Plan] = [
@@ -64,7 +68,8 @@ class ClipBatches:
         """Yield one batch per step, of the clients that still train."""
         for step in range(first, self.steps[0]):
             active = sum(count > step for count in self.steps)
-            yield [self._data.batch(self._rows[:active], self._plans[:active], step)]
+            rows, plans = self._rows[:active], self._plans[:active]
+            yield [self._data.batch(rows, plans, step, self._width)]
 
 
 class ClipSource(Source):
@@ -77,6 +82,7 @@ class ClipSource(Source):
         key: (seed, round) for all random numbers.
         training: batch size and augmentation.
         facts: name -> the method's values for each client, "steps" among them.
+        full: see `ClipBatches`.
     """
 
     def __init__(
@@ -87,10 +93,11 @@ class ClipSource(Source):
         key: tuple[int, int],
         training: ClipTraining,
         facts: Mapping[str, np.ndarray],
+        full: bool = False,
     ):
         self.sizes, self.facts = [one.stop - one.start for one in rows], facts
         self._data, self._names, self._rows = data, list(names), list(rows)
-        self._key, self._training = key, training
+        self._key, self._training, self._full = key, training, full
 
     def batches(
         self, epochs: int | None, steps: int | Sequence[int] | None, purpose: str
@@ -106,7 +113,8 @@ class ClipSource(Source):
             steps = self.facts["steps"].tolist()
         counts = [steps] * len(self._names) if isinstance(steps, int) else steps
         key = (*self._key, purpose)
-        return ClipBatches(self._data, self._names, self._rows, counts, self._training, key)
+        rows, options = self._rows, self._training
+        return ClipBatches(self._data, self._names, rows, counts, options, key, self._full)
 
 
 def stacks_of(

@@ -129,6 +129,10 @@ class KwsTask(Task[Method]):
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
         facts = facts_of_clients(self.client_facts, self.clips, clients)
+        if self.method.user_privacy:
+            # Stacks are cut by names alone, and their clients take the same number of steps.
+            largest = self._stack_size if self.method.local_steps else 1
+            return [list(clients[at : at + largest]) for at in range(0, len(clients), largest)]
         steps, sizes = (
             dict(zip(clients, facts[name].tolist(), strict=True)) for name in ("steps", "size")
         )
@@ -158,9 +162,15 @@ class KwsTask(Task[Method]):
         if not clients:
             everything = slice(0, len(data.clips.labels))
             return ClipSource(data, [SERVER], [everything], key, self.training, {})
-        rows = [data.clips.rows(client) for client in clients]
+        rows = [self._rows(client) for client in clients]
         facts = facts_of_clients(self.client_facts, self.clips, clients)
-        return ClipSource(data, clients, rows, key, self.training, facts)
+        full = bool(self.method.user_privacy)
+        return ClipSource(data, clients, rows, key, self.training, facts, full)
+
+    def _rows(self, client: str) -> slice:
+        """Return a client's training clips; none of one that is in the list of clients alone."""
+        clips = self.clips.features("train").clips
+        return clips.rows(client) if client in clips.clients else slice(0, 0)
 
     def limits(self, phase: Phase, seconds: float) -> Limits:
         """Return bounds by the clips and steps that the method knew before the federation began."""
@@ -175,9 +185,9 @@ class KwsTask(Task[Method]):
         )
 
     def epochs(self, client: str, steps: int) -> float:
-        rows = self.clips.features("train").clips.rows(client)
+        rows = self._rows(client)
         size: int = rows.stop - rows.start
-        return steps * min(size, self.training.batch_size) / size
+        return steps * min(size, self.training.batch_size) / size if size else 0.0
 
     def load(self, state: State, number: int) -> None:
         load_model(tensors_of(self.models.build()), state)
@@ -307,10 +317,19 @@ def prepare(method: Method, clips: Clips, batch_size: int) -> dict[str, np.ndarr
 def facts_of_clients(
     facts: Mapping[str, np.ndarray], corpus: ClipCorpus, clients: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Select some clients' values from `facts`, which has those of all: name -> (clients,)."""
+    """Select some clients' values from `facts`, which has those of all: name -> (clients,).
+
+    A client without clips has the largest number of steps, and zeros otherwise.
+    """
     names = corpus.features("train").clips.clients
-    places = [bisect_left(names, client) for client in clients]
-    return {name: values[places] for name, values in facts.items()}
+    places = np.array([bisect_left(names, client) for client in clients], int)
+    there = np.array([names[at : at + 1] == [one] for at, one in zip(places, clients, strict=True)])
+    found = {
+        name: np.where(there, values[np.minimum(places, len(names) - 1)], 0).astype(values.dtype)
+        for name, values in facts.items()
+    }
+    found["steps"] = np.where(there, found["steps"], facts["steps"].max())
+    return found
 
 
 def loss_at(

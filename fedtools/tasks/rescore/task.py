@@ -27,7 +27,7 @@ from fedtools.privacy.key import RECORD as KEY_RECORD
 from fedtools.privacy.key import open_key
 from fedtools.privacy.marginals import PAPER_WARNING
 from fedtools.privacy.options import LAPLACE, NONE, PAPER, USER
-from fedtools.privacy.record import NONCE, Record, check_unprotected, note_replaced
+from fedtools.privacy.record import NONCE, Record, check_unprotected
 from fedtools.privacy.releases import ReleasesOf
 from fedtools.tasks.base import NewExperiment, State, Task
 from fedtools.tasks.rescore.clients import Clients
@@ -89,7 +89,6 @@ class RescoreTask(Task[FMP]):
     @staticmethod
     def keep_own(path: Path, method: FMP) -> list[str]:
         """Write the noise's nonce and the record of its key, and return their names."""
-        note_replaced(path, method.noise_key)
         if method.protection.mechanism == NONE:
             return []
         open_key(path, method.noise_key)

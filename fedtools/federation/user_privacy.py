@@ -1,0 +1,82 @@
+"""User-level privacy of an experiment: what it begins with, its releases, and what they spend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from fedtools.core.errors import UserError, some
+from fedtools.data.datadir import read_table
+from fedtools.exchange.experiment import Experiment
+from fedtools.exchange.options import Options
+from fedtools.methods.base import Method
+from fedtools.privacy.model_releases import ModelReleases, begin
+from fedtools.privacy.user_plan import UserPlan
+from fedtools.server.server import Release
+from fedtools.tasks.facts import Facts
+
+
+class UserProtection:
+    """The user-level privacy of a federation's models.
+
+    Args:
+        experiment: the experiment.
+        method: its method, which has user-level privacy.
+    """
+
+    def __init__(self, experiment: Experiment, method: Method):
+        self._experiment = experiment
+        self.releases = ModelReleases(experiment, noise_key_of(method))
+
+    def release(self, number: int) -> Release:
+        """Return the function from the sum of a round's changes to the noisy mean change."""
+        return partial(self.releases.mean_change, number=number)
+
+    def closed(self, number: int, clients: Sequence[str]) -> None:
+        """Remove what was kept in case the round is repeated, since it is complete."""
+        self.releases.closed(number, clients)
+
+
+def noise_key_of(method: Method) -> str | None:
+    """Return the path of the noise key that a method was given, if any."""
+    found: str | None = getattr(method, "noise_key", None)
+    return found
+
+
+def plan_of(
+    method: Method, options: Options, facts: Facts, folders: Mapping[str, Path], where: str | Path
+) -> UserPlan | None:
+    """Return the plan of a new experiment; None without user-level privacy."""
+    if method.user_privacy is None:
+        return None
+    if options.average > 1 and "valid" in folders:
+        check_apart(facts, folders["train"], folders["valid"], f"average: {options.average}", where)
+    return UserPlan.of(method.user_privacy, options)
+
+
+def check_apart(facts: Facts, train: Path, valid: Path, what: str, where: str | Path) -> None:
+    """Raise a `UserError` if rounds are to be chosen on speech of the clients.
+
+    Args:
+        facts: of the task.
+        train, valid: the data directories.
+        what: what chooses rounds, for the message.
+        where: what the message is about.
+    """
+    if shared := _people(facts, train) & _people(facts, valid):
+        problem = f"{what}: chooses rounds on data of {some(sorted(shared))}, who also train"
+        remedy = "take the last round, or validation data of other people"
+        raise UserError(problem, path=where, remedy=remedy)
+
+
+def _people(facts: Facts, folder: Path) -> set[str]:
+    """Return the names of the clients and speakers of a data directory."""
+    speakers = folder / "utt2spk"
+    known = set(read_table(speakers).values()) if speakers.exists() else set()
+    return known | set(facts.clients(folder))
+
+
+def begin_protection(path: Path, method: Method, plan: UserPlan | None) -> list[str]:
+    """Write what the privacy of a new experiment begins with, and return the files' names."""
+    return begin(path, plan, noise_key_of(method)) if plan else []

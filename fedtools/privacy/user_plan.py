@@ -1,0 +1,162 @@
+"""The noise of an experiment with user-level privacy, fixed before its first round.
+
+    EXP/privacy.yaml    the fields of `UserPlan`
+
+The file is one of the experiment's fixed files, and its sum is in the record next to the noise key:
+the noise does not change with the version of a library that computed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from fedtools.core.config import from_mapping, read_yaml, write_yaml
+from fedtools.core.errors import UserError
+from fedtools.exchange.options import Options
+from fedtools.privacy.accountant import Gaussian, accountant_of, epsilon_of, noise_for
+from fedtools.privacy.banded import UNIT, make_coefficients, norm_of
+from fedtools.privacy.clipping import Grid
+from fedtools.privacy.options import UserPrivacy
+from fedtools.privacy.record import Row
+
+FILE = "privacy.yaml"
+
+
+@dataclass(frozen=True)
+class UserPlan:
+    """Clipping, noise and accounting of an experiment.
+
+    Attributes:
+        clip: C, the largest norm of a client's change.
+        noise: z, standard deviation of the noise on a sum of changes, in multiples of C; with
+            cohorts, in multiples of C times the norm of the coefficients.
+        delta: probability with which the privacy loss may exceed epsilon.
+        epsilon: privacy loss over all rounds; None without noise, which bounds none.
+        rounds: T, the number of releases.
+        clients: n, the number of clients in the public list.
+        share: q, the probability with which each client takes part in a round, by a secret draw; 1
+            if all take part, or those whose turn it is.
+        cohorts: m, the number of groups of clients that take turns; 0 without turns.
+        coefficients: of the sums that noise is added to, see `fedtools.privacy.banded`; without
+            turns 2^10, which is 1.
+        simulated_users: see `UserPrivacy`; epsilon is that of the noise that is really added.
+        accountant: the method, and version of the library, that computed epsilon.
+    """
+
+    clip: float
+    noise: float
+    delta: float
+    epsilon: float | None
+    rounds: int
+    clients: int
+    share: float
+    cohorts: int
+    coefficients: tuple[int, ...]
+    simulated_users: float
+    accountant: str
+
+    @classmethod
+    def of(cls, privacy: UserPrivacy, options: Options) -> UserPlan:
+        """Plan an experiment, whose `options` have the number of clients and of rounds.
+
+        Raises:
+            UserError: if a sample is not secret, or epsilon is not to be had.
+        """
+        share, rounds, noise = _share(options, privacy), options.rounds, privacy.noise
+        turns = ceil(rounds / privacy.cohorts) if privacy.cohorts else rounds
+        if noise is None:
+            assert privacy.epsilon is not None
+            noise = noise_for(privacy.epsilon, privacy.delta, turns, share)
+        added = noise / privacy.simulated_users
+        spent = [Gaussian(added, turns, share)] if added else []
+        bands = min(privacy.bands or privacy.cohorts, rounds) if privacy.cohorts else 1
+        return cls(
+            clip=privacy.clip,
+            noise=noise,
+            delta=privacy.delta,
+            epsilon=epsilon_of(spent, privacy.delta) if spent else None,
+            rounds=rounds,
+            clients=options.clients,
+            share=share,
+            cohorts=privacy.cohorts,
+            coefficients=tuple(make_coefficients(bands, rounds)),
+            simulated_users=privacy.simulated_users,
+            accountant=accountant_of(spent) if spent else "-",
+        )
+
+    @classmethod
+    def read(cls, experiment: Path) -> UserPlan:
+        """Read the plan of an experiment."""
+        path = experiment / FILE
+        if not path.is_file():
+            problem, remedy = "missing", "put the original back, or begin another experiment"
+            raise UserError(problem, path=path, remedy=remedy)
+        found: Mapping[str, Any] = read_yaml(path)
+        return from_mapping(cls, found, path)
+
+    def write(self, experiment: Path) -> None:
+        """Write the plan into the folder of an experiment."""
+        write_yaml(experiment / FILE, asdict(self) | {"coefficients": list(self.coefficients)})
+
+    @property
+    def grid(self) -> Grid:
+        """Return the grid of clients' changes."""
+        return Grid(self.clip)
+
+    @property
+    def deviation(self) -> float:
+        """Return the standard deviation of the noise, in steps of the whole numbers it is added to.
+
+        These are sums; with cohorts, sums with coefficients.
+        """
+        steps = self.grid.steps * (UNIT * norm_of(self.coefficients) if self.cohorts else 1)
+        return self.noise * steps / self.simulated_users
+
+    @property
+    def expected(self) -> float:
+        """Return the public number that a sum is divided by: of clients expected in a round."""
+        return self.clients / self.cohorts if self.cohorts else self.share * self.clients
+
+    @property
+    def taking_part(self) -> str:
+        """Return who takes part in a round, for a table."""
+        if self.cohorts:
+            return f"one of {self.cohorts} cohorts"
+        return "all" if self.share == 1 else f"a secret sample, {self.share:.4g} of all"
+
+    def spent(self, released: Collection[Row], sampled: bool = True) -> Gaussian | None:
+        """Return what the accountant takes of some releases; None for none, or without noise.
+
+        With cohorts, all draws of an experiment are bounded together: if any round was drawn twice,
+        the whole counts twice.
+
+        Args:
+            released: the releases.
+            sampled: whether the adversary does not know who took part, so that sampling amplifies.
+        """
+        added = self.noise / self.simulated_users
+        if not added or not released:
+            return None
+        if not self.cohorts:
+            return Gaussian(added, len(released), self.share if sampled else 1.0)
+        turns = ceil(max(row.number for row in released) / self.cohorts)
+        return Gaussian(added, turns * max(row.draw for row in released))
+
+
+def _share(options: Options, privacy: UserPrivacy) -> float:
+    """Return the probability with which a client takes part in a round."""
+    count = options.clients_per_round
+    if count is None or (isinstance(count, float) and count == 1):
+        return 1.0
+    if privacy.cohorts:
+        problem = f"cohorts exclude clients_per_round: {count}"
+        raise UserError(problem, remedy="leave it out: the cohorts say who takes part")
+    if options.sampling != "poisson":
+        problem = f"user-level privacy excludes clients_per_round: {count} with sampling: fixed"
+        remedy = "let all clients take part, or set sampling: poisson, which is drawn in secret"
+        raise UserError(problem, remedy=remedy)
+    return count if isinstance(count, float) else count / options.clients
