@@ -29,13 +29,14 @@ keywords    The words of --keywords, `_silence_` and `_unknown_` (unless --silen
             volume); each is assigned to the speaker of one of the set's keyword clips, drawn by a
             key of the seed and its number, so that a client has silence in proportion to its
             keywords. With --clip-seconds, silence has this length, and pieces are longer or shorter
-            in proportion. Unlike in Google's pipeline each set has its own noise, so that no
-            silence of the test set is in training (except with --split paper, where all of it is):
-            every recording is cut into pieces of two seconds, of which valid and test get a fifth
-            each, and no piece is used again before all others are. (The noise that training adds to
-            clips, at a tenth of the volume, is from all pieces.) With --test-archive, the test set
-            is Google's separate archive instead, with its own silence and unknown; its folders of
-            words that are not in the task are left out.
+            in proportion. With --silence own a training clip brings one with probability 1/10, by
+            its own name, whatever others have. Unlike in Google's pipeline each set has its own
+            noise, so that no silence of the test set is in training (except with --split paper,
+            where all of it is): every recording is cut into pieces of two seconds, of which valid
+            and test get a fifth each, and no piece is used again before all others are. (The noise
+            that training adds to clips, at a tenth of the volume, is from all pieces.) With
+            --test-archive, the test set is Google's separate archive instead, with its own silence
+            and unknown; its folders of words that are not in the task are left out.
 
 Two constructions of the training set (valid and test are the same in both):
 
@@ -66,7 +67,7 @@ import typer
 from corpus import SETS, SILENCE, UNKNOWN, Clip, Dropped
 from made_noise import NOTE, make_noise
 from options import server_set, sizes
-from silence import PIECE_CLIPS, cut_silence, share_noise
+from silence import PIECE_CLIPS, cut_own_silence, cut_silence, share_noise
 
 from fedtools.cli.app import script
 from fedtools.core.atomic import write_text
@@ -123,7 +124,11 @@ def keyword_sets(sets: Sets, noise: list[Clip], options: SimpleNamespace, notes:
             chosen[name] += unknown
         elif name == "train":
             notes.append(f"{KEYWORD_TASK}: {_without_unknown(clips, words, count)}")
-        if options.silence:
+        if options.silence and options.own and name == "train":
+            chosen[name] += cut_own_silence(
+                words, pieces[name], KEYWORDS_TO_ONE, options.seed, options.clip_seconds
+            )
+        elif options.silence:
             chosen[name] += cut_silence(
                 name, words, pieces[name], count, options.seed, options.clip_seconds
             )
@@ -372,7 +377,11 @@ def main(
         metavar="W,W,...",
         help="Two or more words, for the task keywords.",
     ),
-    silence: Boolean = typer.Option("true", help=f"Whether the task keywords has {SILENCE}."),
+    silence: Literal["true", "false", "own"] = typer.Option(
+        "true",
+        help=f"Whether the task keywords has {SILENCE}; own: a training client's depends on its "
+        "own clips alone, for user-level privacy.",
+    ),
     unknown: Boolean = typer.Option("true", help=f"Whether the task keywords has {UNKNOWN}."),
     noise: Literal["corpus", "made"] = typer.Option(
         "corpus",
@@ -413,7 +422,11 @@ def main(
 ) -> None:
     given = SimpleNamespace(**locals())
     given.task = (task,) if task else TASKS
-    given.silence, given.unknown = silence == "true", unknown == "true"
+    given.silence, given.own = silence != "false", silence == "own"
+    given.unknown = unknown == "true"
+    if given.own and given.unknown:
+        problem = f"with own, clients' clips of {UNKNOWN} would still be chosen among all clients'"
+        raise typer.BadParameter(f"{problem}: give --unknown false", param_hint="--silence")
     given.server_clips = server_clips or []
     if min_clips is None:
         given.min_clips = Clips.paper_min_clips if split == "paper" else Clips.min_clips

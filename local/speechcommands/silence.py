@@ -53,6 +53,27 @@ def share_noise(
     return shares
 
 
+def cut_own_silence(
+    words: list[Clip], noise: list[Piece], to_one: int, seed: int, seconds: float
+) -> list[Clip]:
+    """Cut clips of silence for training clients, each by its client's own clips alone.
+
+    A keyword clip brings a clip of silence with probability 1 / `to_one`, by a key of its name, so
+    that no client's silence depends on what others have, as user-level privacy asks for.
+    """
+    order = sorted(noise, key=lambda piece: (piece.path.name, piece.begin))
+    silence, milliseconds = [], round(1000 * seconds)
+    for word in words:
+        random = generator(seed, "own silence", word.name)
+        if random.integers(to_one):
+            continue
+        piece = order[random.integers(len(order))]
+        start = int(random.integers(piece.begin, piece.end - milliseconds + 1)) / 1000
+        utterance = f"{word.speaker}-{SILENCE}-{word.name.removeprefix(word.speaker + '-')}"
+        silence.append(Clip(utterance, word.speaker, SILENCE, piece.path, seconds, start))
+    return silence
+
+
 def cut_silence(
     name: str, words: list[Clip], noise: list[Piece], count: int, seed: int, seconds: float
 ) -> list[Clip]:

@@ -6,11 +6,12 @@ Rows are the methods as configured, for each task and network; differences are t
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from runs import Runs, network_title
+from runs import Run, Runs, network_title
 from tables import varied
 
+from fedtools.privacy.user_plan import FILE, UserPlan
 from fedtools.report.accuracies import ERRORS, Row, read_counts
 
 
@@ -35,7 +36,7 @@ def _rows(runs: Runs, place: tuple[str, str]) -> Iterator[Row]:
             counted = all((run.path / ERRORS).exists() for run in found)
             yield Row(
                 " ".join(place),
-                varied(*setting) + where,
+                varied(*setting) + _epsilon(found) + where,
                 {run.seed: run.lasting for run in found},
                 {run.seed: read_counts(run.path, run.lasting) for run in found if counted},
                 statistics.fmean(cost["Comm."] for cost in costs) / len(sizes),
@@ -43,3 +44,12 @@ def _rows(runs: Runs, place: tuple[str, str]) -> Iterator[Row]:
                     cost["Client epochs"] + share * cost["Server epochs"] for cost in costs
                 ),
             )
+
+
+def _epsilon(runs: Sequence[Run]) -> str:
+    """Return the epsilon of runs with user-level privacy, for their name; "" of others."""
+    if not (runs[0].path / FILE).exists():
+        return ""
+    spent = [UserPlan.read(run.path).epsilon for run in runs]
+    found = {"no noise" if one is None else f"epsilon {one:.3g}" for one in spent}
+    return f", {' and '.join(sorted(found))}"

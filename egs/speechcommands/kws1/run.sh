@@ -21,7 +21,8 @@ server_clips=           # "25 67": rows of a server that trains alone on so many
                         # validation list; none: no such row
 ablations=              # clips: ALT with FedAvg's clips; true: also mu, lambda; default: false
 keywords=               # yes,no,...: two or more, for the task keywords; default: Google's ten
-silence=true            # whether the task keywords has the class _silence_
+silence=true            # whether the task keywords has the class _silence_; own: a client's depends on
+                        # its own clips alone, for methods with user-level privacy
 unknown=true            # whether the task keywords has the class _unknown_
 noise=corpus            # noise for silence and augmentation: corpus, its recordings, or made, generated
 rounds=                 # rounds of each experiment; default: the config's
