@@ -82,7 +82,8 @@ class ModelReleases:
         def draw_noise(draw: int) -> np.ndarray:
             stream = self._key.stream("change", self.label, number, draw, deviation.hex(), exact)
             noise = rounded_gaussian(stream, deviation, len(exact))
-            return np.add(exact, noise)
+            noisy: np.ndarray = exact + noise
+            return noisy
 
         own = self._experiment.at_server(number)
         found: np.ndarray = self.record.once(own, SERVER_NAME, draw_noise)
