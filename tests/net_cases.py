@@ -62,6 +62,8 @@ ATTACKED = (
     "--plot OUT/wer.png --date 2026-01-01 --command net.py",
     "attack card PLACE --results OUT/attacks --page OUT/RESULTS.md",
 )
+# Clients keep the statistics of BatchNorm, and take turns.
+PRIVATE = "method_conf={epsilon: 8, clip: 0.1, client_method: fednorm, cohorts: 2, local_steps: 2}"
 SWEPT = "rescore-sweep WORLD/train OUT/sweep.tsv --set rounds=3 --vary alpha=0,0.5"
 
 
@@ -116,6 +118,10 @@ CASES = {
     "asr-fedprox": asr("fedprox", "method_conf.proximal=0.7"),
     "asr-fedmmd": asr("fedmmd", "method_conf.discrepancy=0.5"),
     "asr-fedopt": asr("fedopt", "method_conf.optimizer=adam"),
+    "asr-private": asr(
+        *("dpfedavg", "sampling=poisson", "method_conf={epsilon: 8, clip: 0.1}"),
+        after=("privacy EXP",),
+    ),
     "asr-fednorm": asr("fednorm", *CONTINUOUS),
     "asr-fedextract": asr("fedextract", EXTRACTOR, after=(*AVERAGED, CROSSED, *ADAPTED)),
     "asr-client": asr("client", after=(*AVERAGED, CROSSED, "export EXP OUT/espnet --client au")),
@@ -153,6 +159,10 @@ CASES = {
     "kws-alt": kws("alt"),
     # A stack has no checkpoints.
     "kws-fedkws_ui-often": kws("fedkws_ui", *OFTEN, "training.stack=1"),
+    "kws-private": Case(
+        *("kws", "dpfedavg", ("clients_per_round=null", PRIVATE)),
+        after=("privacy EXP",),
+    ),
     "kws-lora": Case(
         *("kws", "fedavg", ("model.adapt={rank: 2, targets: ['pointwise*', first]}",), "valid"),
         *((MEAN,), ("--start", "kws/begun/init.safetensors")),
