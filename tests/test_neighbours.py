@@ -18,6 +18,7 @@ import private_world as world
 import pytest
 from commands import inside
 from private_world import CLIENTS, STEPS, released, rows_of, vector
+from seeds import commit_seed
 
 from fedtools.data.datadir import DataDir
 from fedtools.exchange.states import load_state
@@ -106,6 +107,40 @@ def test_neighbours_differ_by_one_clipped_change(root, packed, tmp_path, client,
     assert np.allclose(there.change, mean, atol=1e-7)
     own = vector(there.messages[client]) * (CLIP / STEPS / len(CLIENTS))
     assert np.allclose(there.change - absent.change, own, atol=2e-7)
+
+
+@pytest.fixture(scope="module")
+def head(root) -> tuple[str, ...]:
+    """Return settings of a head on the cached outputs of a frozen encoder."""
+    pytest.importorskip("transformers")
+    from pretrained_models import save_whisper
+
+    folder = save_whisper(root / "whisper")
+    model = f"{{network: hf, path: {folder}, cache_frozen: true, adapt: {{kind: head}}"
+    quiet = "{time_shift_ms: 0, noise_volume: 0.0, noise_probability: 0.0}"
+    return (
+        f"model={model}, normalise: layer}}",
+        "training={batch_size: 8, stack: 3, optim: sgd, optim_conf: {lr: 1.0}, "
+        f"augment: {quiet}}}",
+        "method_conf.local_steps=1",
+    )
+
+
+def test_a_head_of_a_random_client_with_jobs_and_a_kill_between(root, head, tmp_path):
+    client = CLIENTS[commit_seed() % len(CLIENTS)]
+    train = world.without(root / "train", tmp_path / "others", client)
+    there = first_round(root, tmp_path / "there", *head, jobs=2)
+    path = tmp_path / "absent"
+    world.begin(root, path, *QUIET, *head, train=train)
+    inside("sample", path, "--nj", "2").ok()
+    inside("train-local", path, "--job", "1").ok()
+    # As if it had been killed before its table was in place.
+    (path / "round_0001" / "update.1.tsv").unlink()
+    for job in ("2", "1"):
+        inside("train-local", path, "--job", job).ok()
+    inside("aggregate", path).ok()
+    absent = Seen(rows_of(path), released(path))
+    assert breaches(client, there, absent) == set()
 
 
 def test_jobs_change_no_message(root, tmp_path):
