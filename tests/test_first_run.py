@@ -39,6 +39,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     config = yaml.safe_load(FIRST.read_text())
     config |= {"rounds": 2, "evaluate_every": 1}
     config["methods"]["centralized"] |= {"rounds": 2, "evaluate_every": 1}
+    config["methods"]["dpfedavg"] |= {"rounds": 2, "evaluate_every": 1}
     config["baseline"] |= {"rounds": 2, "evaluate_every": 1}
     (recipe / "short.yaml").write_text(yaml.safe_dump(config))
     whisper = save_whisper(folder / "whisper", encoder_layers=1)
@@ -62,7 +63,7 @@ def test_rows_of_the_table(finished):
 def test_experiments_and_their_data(finished):
     recipe, _ = finished
     exp = recipe / "exp/first-short/words/head"
-    rows = {"centralized", "fedavg", "fedkws_ui"}
+    rows = {"centralized", "dpfedavg", "fedavg", "fedkws_ui"}
     rows |= {f"centralized.server_clips={clips}" for clips in (5, 9)}
     assert {path.name for path in exp.iterdir()} == rows
     names = {}
@@ -87,7 +88,7 @@ def test_experiments_and_their_data(finished):
         for line in (recipe / "exp/first-short/experiments").read_text().splitlines()
     ]
     first = "exp/first-short/words/head/centralized/seed0"
-    assert lines[0] == ["1", first, "-"] and len(lines) == 10
+    assert lines[0] == ["1", first, "-"] and len(lines) == 12
     assert {(wave, awaited) for wave, _, awaited in lines[1:]} == {("2", first)}
     clients = {row["client"] for row in ledger(exp / "fedavg/seed0")} - {"-"}
     assert len(clients) == SPEAKERS["train"]

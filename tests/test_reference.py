@@ -19,7 +19,8 @@ def rows() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if match := re.fullmatch(r"\| `([\w.]+)` \| `(.*?)` \| (.+?) \| (.+) \|", line):
-            found[match[1]] = list(match.groups()[1:])
+            # A method with another default comes after the one that it is derived from.
+            found.setdefault(match[1], list(match.groups()[1:]))
     return found
 
 

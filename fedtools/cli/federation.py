@@ -61,7 +61,7 @@ def init(
     printed, too. The base is the model of --start or, with network hf, a Hugging Face folder.
 
     Reads: the YAML of --config; the folders of --data (the list of clients, and a fingerprint of
-    the data) and of --asset; the model of --start.
+    the data) and of --asset; the list of --clients; the model of --start.
 
     Writes: EXP/config.yaml, data.yaml, software.yaml, clients.txt, sha256sums, init.safetensors,
     round_0001/global.safetensors; base.safetensors if a model is adapted; and EXP/commands.sh, to

@@ -29,7 +29,7 @@ def privacy(
         1.0, help=f"With {_TARGET}: the share of clients in a round, a secret Poisson sample."
     ),
 ) -> None:
-    """Sum up the epsilon that FMP's releases, or those of private models, have spent.
+    """Sum up the epsilon that releases have spent.
 
     For FMP the table has the epsilon of a word, an utterance and a user, by release and in total.
     These figures depend on the clients' data: show them only to those who run the experiment. For
@@ -139,7 +139,7 @@ def publish(
     experiment: Path = typer.Argument(..., metavar="EXP", help="The experiment's folder."),
     out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
 ) -> None:
-    """Write what may leave a federation with user-level privacy, and nothing else.
+    """Write what may leave a federation with user-level privacy.
 
     That are the states that the server has sent, the model that they make, the options without
     paths, and a statement of what is protected, from whom, and by how much. Everything else in

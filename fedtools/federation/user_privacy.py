@@ -52,7 +52,7 @@ def plan_of(
         return None
     if options.average > 1 and "valid" in folders:
         check_apart(facts, folders["train"], folders["valid"], f"average: {options.average}", where)
-    return UserPlan.of(method.user_privacy, options)
+    return UserPlan.of(method.user_privacy, options, where)
 
 
 def check_apart(facts: Facts, train: Path, valid: Path, what: str, where: str | Path) -> None:

@@ -109,11 +109,10 @@ class UserPrivacy:
         """Check the options, also of objects created without `from_mapping`.
 
         Raises:
-            ValueError: if an option is out of range, or not exactly one of epsilon and noise is
-                given.
+            ValueError: if an option is out of range, or both epsilon and noise are given.
         """
-        if (self.epsilon is None) == (self.noise is None):
-            raise ValueError("give one of epsilon, such as epsilon: 8, and noise")
+        if self.epsilon is not None and self.noise is not None:
+            raise ValueError("noise follows from epsilon: give one of them")
         if self.epsilon is not None and not _LEAST <= self.epsilon <= MOST_EPSILON:
             problem = f"epsilon is {self.epsilon:g}; it must be from {_LEAST:g} to {MOST_EPSILON:g}"
             raise ValueError(problem)

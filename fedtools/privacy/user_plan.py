@@ -60,13 +60,21 @@ class UserPlan:
     accountant: str
 
     @classmethod
-    def of(cls, privacy: UserPrivacy, options: Options) -> UserPlan:
+    def of(cls, privacy: UserPrivacy, options: Options, where: str | Path) -> UserPlan:
         """Plan an experiment, whose `options` have the number of clients and of rounds.
 
+        Args:
+            where: where the options were read from, for messages.
+
         Raises:
-            UserError: if a sample is not secret, or epsilon is not to be had.
+            UserError: if no epsilon is given, a sample is not secret, or epsilon is not to be had.
         """
-        share, rounds, noise = _share(options, privacy), options.rounds, privacy.noise
+        if privacy.epsilon is None and privacy.noise is None:
+            problem = "method_conf: no epsilon"
+            raise UserError(
+                problem, path=where, remedy="give one, such as epsilon: 8, or the noise"
+            )
+        share, rounds, noise = _share(options, privacy, where), options.rounds, privacy.noise
         turns = ceil(rounds / privacy.cohorts) if privacy.cohorts else rounds
         if noise is None:
             assert privacy.epsilon is not None
@@ -147,16 +155,17 @@ class UserPlan:
         return Gaussian(added, turns * max(row.draw for row in released))
 
 
-def _share(options: Options, privacy: UserPrivacy) -> float:
+def _share(options: Options, privacy: UserPrivacy, where: str | Path) -> float:
     """Return the probability with which a client takes part in a round."""
     count = options.clients_per_round
     if count is None or (isinstance(count, float) and count == 1):
         return 1.0
     if privacy.cohorts:
         problem = f"cohorts exclude clients_per_round: {count}"
-        raise UserError(problem, remedy="leave it out: the cohorts say who takes part")
+        remedy = "leave it out: the cohorts say who takes part"
+        raise UserError(problem, path=where, remedy=remedy)
     if options.sampling != "poisson":
         problem = f"user-level privacy excludes clients_per_round: {count} with sampling: fixed"
         remedy = "let all clients take part, or set sampling: poisson, which is drawn in secret"
-        raise UserError(problem, remedy=remedy)
+        raise UserError(problem, path=where, remedy=remedy)
     return count if isinstance(count, float) else count / options.clients
