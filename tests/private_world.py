@@ -58,19 +58,27 @@ def without(train: Path, out: Path, client: str) -> Path:
     return out
 
 
-def init(world: Path, path: Path, *settings: str, train: Path | None = None, seed: int = 0):
+def init(
+    world: Path,
+    path: Path,
+    *settings: str,
+    train: Path | None = None,
+    seed: int = 0,
+    listed: bool = True,
+):
     """Return the result of `fedtools init` of an experiment with privacy."""
+    clients = ("--clients", world / "clients") if listed else ()
     more = [word for setting in settings for word in ("--set", setting)]
     return inside(
         *("init", path, "--config", world / "config.yaml", "--method", "dpfedavg"),
         *("--data", f"train={train or world / 'train'}", "--data", f"test={world / 'test'}"),
-        *("--clients", world / "clients", "--seed", str(seed), *more),
+        *(*clients, "--seed", str(seed), *more),
     )
 
 
-def begin(world: Path, path: Path, *settings: str, train: Path | None = None) -> Path:
-    """Begin an experiment with privacy, and return its path."""
-    init(world, path, *settings, train=train).ok()
+def begin(world: Path, path: Path, *settings: str, **more) -> Path:
+    """Begin an experiment with privacy, and return its path; `more` as in `init`."""
+    init(world, path, *settings, **more).ok()
     return path
 
 

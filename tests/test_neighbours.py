@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import asr_world
+import keywords
 import numpy as np
 import private_world as world
 import pytest
@@ -291,3 +292,55 @@ def test_neighbours_of_speech_recognition(speech, tmp_path, adapted):
         assert np.array_equal(vector(there[client]), vector(absent[client]))
     assert 0 < max(np.square(vector(one)).sum() for one in there.values()) <= STEPS**2
     assert all(name.endswith(("lora_b", "bias", "weight")) for name in there["in"])
+
+
+def test_what_is_published_of_neighbours_differs_in_numbers_alone(speech, key, tmp_path):
+    """A missing client must not show in a name, a sentence, or a failure."""
+    texts, files = [], []
+    noisy = ("--set", "method_conf.noise=null", "--set", "method_conf.epsilon=8")
+    for train in ("train", "others"):
+        data = speech / train
+        speaker = (data / "utt2client").read_text()
+        (data / "utt2spk").write_text(speaker)
+        path = tmp_path / train
+        of_speech(speech, path, train, *noisy)
+        inside("publish", path, tmp_path / f"{train}-out").ok()
+        inside("privacy", path).ok()
+        files.append(sorted(one.name for one in (tmp_path / f"{train}-out").iterdir()))
+        names = [one for one in files[-1] if not one.endswith(("safetensors", "sha256sums"))]
+        texts.append([(tmp_path / f"{train}-out" / one).read_text() for one in names])
+    assert files[0] == files[1] and texts[0] == texts[1]
+    assert "README.md" in files[0]
+
+
+def test_cached_outputs_of_a_client_are_its_own_alone(root, head, tmp_path):
+    """One clip more than a batch of all clients' clips would hold, or one less, changes nothing."""
+    sizes = {"1e1": 40, "2e2": 17, "3e3": 5, "4e4": 3}
+    counts = {one: [size, 0, 0, 0] for one, size in sizes.items()}
+    packed = keywords.pack(tmp_path / "all", counts)
+    others = world.without(packed, tmp_path / "some", "1e1")
+    outputs = {}
+    for train in (packed, others):
+        path = tmp_path / f"exp-{train.name}"
+        world.begin(root, path, *QUIET, *head, train=train, listed=False)
+        inside("rounds", path, "--to", "1").ok()
+        (kept,) = train.glob("frozen/*.npy")
+        outputs[train.name] = np.load(kept)
+    assert len(outputs["all"]) == 65
+    assert np.array_equal(outputs["all"][40:], outputs["some"])
+
+
+def test_a_secret_sample_moves_no_other_message(root, key, tmp_path, monkeypatch):
+    """The stack of a client must not depend on who else is drawn."""
+    from fedtools.privacy.model_releases import ModelReleases
+
+    seen = []
+    settings = ("sampling=poisson", "clients_per_round=4", *ADAMW)
+    for sample in (["1e1", "2e2", "3e3", "7e7"], ["2e2", "3e3", "7e7"], ["7e7"]):
+        monkeypatch.setattr(ModelReleases, "_sample", lambda *_, drawn=sample: drawn)
+        path = tmp_path / "-".join(sample)
+        seen.append(first_round(root, path, *settings).messages)
+        assert sorted(seen[-1]) == sample
+    for messages in seen[1:]:
+        for client, tensors in messages.items():
+            assert np.array_equal(vector(tensors), vector(seen[0][client]))

@@ -253,6 +253,11 @@ REFUSED = {
     "method_conf.client_conf={proximal: 2}": "proximal",
     "method_conf.noise=1": "give one of them",
     "method_conf={clip: 0.1}": "no epsilon",
+    "method_conf={noise: 1.0e+5, clip: 0.1, cohorts: 3}": "too large to be drawn exactly",
+    "method_conf={noise: 1.0e-6, clip: 0.1, simulated_users: 10000}": "too small to be drawn",
+    "method_conf.simulated_users=1e300": "from 1 to 1000000",
+    "method_conf.personal=['*']": "clients send nothing",
+    "method_conf.noise_key=/proc/x/y": "/proc/x",
     "method_conf.epsilon=0": "epsilon",
     "method_conf.epsilon=2000": "from 1e-06 to 1000",
     "method_conf.delta=1": "below 1",
@@ -449,3 +454,68 @@ def test_an_estimate_releases_nothing(root, key, tmp_path):
     path = begin(root, tmp_path / "exp")
     inside("rounds", path, "--estimate").fails(1, "which count, too")
     assert [row["release"] for row in ledger(path)] == ["total"]
+
+
+def test_releases_without_noise_have_spent_all(root, key, tmp_path):
+    quiet = ("method_conf.epsilon=null", "method_conf.noise=0")
+    path = run(begin(root, tmp_path / "quiet", *quiet), 2)
+    assert [row["spent"] for row in ledger(path)] == ["inf"] * 3
+    other = run(begin(root, tmp_path / "noisy"), 1)
+    assert inside("privacy", path, other).ok().out.splitlines()[-1].split()[-1] == "inf"
+
+
+def test_a_killed_round_keeps_its_secret_sample_even_if_a_copy_goes_on(
+    root, key, tmp_path, monkeypatch
+):
+    path = begin(root, tmp_path / "exp", *SECRET, "rounds=20")
+    run_until(path, monkeypatch, "release.safetensors")
+    before = sampled(path, 1)
+    copy = tmp_path / "copy"
+    shutil.copytree(path, copy)
+    inside("reset", copy, "--round", "1").ok()
+    run(copy, 1)
+    run(path, 1)
+    assert sampled(path, 1) == before
+    # Complete rounds keep theirs.
+    run(path, 2)
+
+
+def test_a_kill_before_the_record_has_the_release(root, fixed, tmp_path, monkeypatch):
+    settings = (*SECRET, "rounds=20")
+    whole = states(run(begin(root, tmp_path / "whole", *settings), 1))
+    path = begin(root, tmp_path / "exp", *settings)
+    run_until(path, monkeypatch, "release.safetensors")
+    for record in path.glob("releases.tsv"):
+        record.unlink()
+    assert states(run(path, 1)) == whole
+
+
+def test_kinds_of_privacy_are_not_mixed_up(root, key, tmp_path):
+    path = begin(root, tmp_path / "exp")
+    inside("privacy", path, tmp_path / "missing").fails(1, "missing: no experiment here")
+    plain = ("init", tmp_path / "plain", "--config", root / "config.yaml", "--method", "fedavg")
+    data = ("--data", f"train={root / 'train'}", "--set", "method_conf={local_steps: 1}")
+    inside(*plain, *data).ok()
+    inside("privacy", path, tmp_path / "plain").fails(1, "plain/config.yaml: no user-level")
+    inside("privacy", path, "--delta", "0.1").fails(2, "goes with --target-epsilon")
+
+
+def test_a_list_that_is_not_given_and_a_large_delta_are_told(root, key, tmp_path):
+    done = init(root, tmp_path / "exp", "method_conf.delta=0.2", listed=False).ok()
+    assert "choose it well below 1 / clients" in done.err
+    run(tmp_path / "exp", 1)
+    inside("publish", tmp_path / "exp", tmp_path / "out").ok()
+    assert "no list was given" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_servers_own_state_is_checked(root, key, tmp_path):
+    path = run(begin(root, tmp_path / "exp", "method_conf.cohorts=3"), 1)
+    (kept,) = (path / "server").rglob("turns.safetensors")
+    save_file({"sums": np.zeros((1, 2), np.int64)}, kept)
+    inside("rounds", path, "--to", "2").fails(1, "turns.safetensors")
+
+
+def test_attacks_on_models_say_that_clipped_changes_are_none(root, key, tmp_path):
+    path = run(begin(root, tmp_path / "exp"), 1)
+    done = inside("attack", "weights", path, tmp_path / "out").ok()
+    assert "not applicable: in round 1 clients send clipped changes" in done.err

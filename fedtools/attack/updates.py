@@ -28,7 +28,7 @@ from fedtools.exchange.messages import Message, Refusal, stacked
 from fedtools.exchange.states import Spec, make_header, read_at, write_at
 from fedtools.exchange.values import STATISTICS
 from fedtools.federation.federation import Federation
-from fedtools.methods.base import SHARED
+from fedtools.methods.base import SHARED, Changes
 from fedtools.tasks.parts import SPEAKERS
 
 # Suffix of parts of statistics, whose units differ from those of weights.
@@ -100,6 +100,8 @@ def find_updates(federation: Federation, rounds: Sequence[int]) -> Updates:
         payload = federation.payload(phase) if phase.client_update else None
         if payload is None or not payload.tensors:
             raise NotApplicable(f"in round {number} clients send no tensors")
+        if isinstance(phase.sends, Changes):
+            raise NotApplicable(f"in round {number} clients send clipped changes, and no models")
         found.spec = payload.tensors
         start: Mapping[str, np.ndarray] = {}
         if phase.sends == SHARED:

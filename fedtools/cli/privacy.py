@@ -48,11 +48,14 @@ def privacy(
     if target_epsilon is not None:
         _print_noise(experiments, target_epsilon, delta, rounds, share)
         return
+    if (delta, rounds, share) != (1e-5, None, 1.0):
+        raise typer.BadParameter(f"goes with {_TARGET}", param_hint="--delta, --rounds, --share")
     if not experiments:
         raise typer.BadParameter(f"give experiments, or {_TARGET}", param_hint="EXP")
     from fedtools.privacy.user_plan import FILE
 
-    if all((path / FILE).exists() for path in experiments):
+    # Another kind among them is an error that names it.
+    if any((path / FILE).exists() for path in experiments):
         _print_models(experiments)
     else:
         _print_counts(experiments)
@@ -65,7 +68,7 @@ def _print_noise(
     rounds: int | None,
     share: float,
 ) -> None:
-    from fedtools.privacy.accountant import noise_for
+    from fedtools.privacy.accountant import LEAST_DELTA, noise_for
     from fedtools.privacy.options import UserPrivacy
 
     if experiments:
@@ -78,6 +81,8 @@ def _print_noise(
         raise typer.BadParameter(str(error), param_hint=_TARGET) from None
     if not 0 < share <= 1:
         raise typer.BadParameter("is from above 0 to 1", param_hint="--share")
+    if share < 1 and delta < LEAST_DELTA:
+        raise typer.BadParameter(f"is at least {LEAST_DELTA:g} with --share", param_hint="--delta")
     print(f"{noise_for(epsilon, delta, rounds, share):.6g}")
 
 

@@ -128,7 +128,7 @@ def init(
         made.check(options.task, facts.parts, options.model)
     except ValueError as error:
         raise UserError(str(error), path=where) from None
-    plan = plan_of(made, options, facts, folders, where)
+    plan = plan_of(made, options, facts, folders, where, listed is not None)
     begun = (path / FIRST).exists() and (path / "sha256sums").exists()
     states: tuple[State, State] = ({}, {})
     own: dict[str, Path] = {}

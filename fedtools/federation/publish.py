@@ -15,7 +15,7 @@ from fedtools.exchange.experiment import write_sums
 from fedtools.exchange.states import save_state
 from fedtools.federation.federation import Federation
 from fedtools.federation.user_privacy import UserProtection
-from fedtools.federation.user_spending import unit_of
+from fedtools.federation.user_spending import CLIENT
 from fedtools.privacy.statement import statement
 from fedtools.privacy.user_ledger import ledger_rows
 from fedtools.privacy.user_plan import FILE
@@ -42,7 +42,9 @@ def publish(path: Path, out: Path) -> list[Path]:
     _check(federation, protection)
     experiment, last = federation.experiment, federation.experiment.result_round()
     releases = protection.releases
-    rows = ledger_rows(releases.plan, releases.released(), unit_of(federation))
+    # Not a speaker: whether all clients have data is nobody's to know.
+    released = releases.released()
+    rows = ledger_rows(releases.plan, released, CLIENT)
     with new_folder(out) as folder:
         for number in range(1, last + 2):
             sent = experiment.round(number)
@@ -53,7 +55,7 @@ def publish(path: Path, out: Path) -> list[Path]:
             if (path / name).exists():
                 shutil.copyfile(path / name, folder / name)
         write_yaml(folder / "config.yaml", without_paths(vars(experiment.options)))
-        write_text(folder / "README.md", statement(releases.plan, rows[-1], last))
+        write_text(folder / "README.md", statement(releases.plan, rows[-1], len(released)))
         names = sorted(one.name for one in folder.iterdir())
         write_sums(folder / "sha256sums", {name: folder / name for name in names})
     return [out / name for name in (*names, "sha256sums")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from fedtools.data.datadir import read_table
 from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.options import Options
 from fedtools.methods.base import Method
+from fedtools.privacy.key import key_path, make_key, read_key
 from fedtools.privacy.model_releases import ModelReleases, begin
 from fedtools.privacy.user_plan import UserPlan
 from fedtools.server.server import Release
@@ -45,14 +47,32 @@ def noise_key_of(method: Method) -> str | None:
 
 
 def plan_of(
-    method: Method, options: Options, facts: Facts, folders: Mapping[str, Path], where: str | Path
+    method: Method,
+    options: Options,
+    facts: Facts,
+    folders: Mapping[str, Path],
+    where: str | Path,
+    listed: bool,
 ) -> UserPlan | None:
-    """Return the plan of a new experiment; None without user-level privacy."""
+    """Return the plan of a new experiment; None without user-level privacy.
+
+    Args:
+        method, options, facts: of the experiment.
+        folders: its data, by split.
+        where: where the options were read from, for messages.
+        listed: whether the list of clients was given.
+    """
     if method.user_privacy is None:
         return None
     if options.average > 1 and "valid" in folders:
         check_apart(facts, folders["train"], folders["valid"], f"average: {options.average}", where)
-    return UserPlan.of(method.user_privacy, options, where)
+    # Before anything is written, so that a key that cannot be used leaves no files.
+    make_key(path := key_path(noise_key_of(method)))
+    read_key(path)
+    if (delta := method.user_privacy.delta) >= 1 / options.clients:
+        problem = f"delta is {delta:g}, and there are {options.clients:,} clients"
+        print(f"warning: {where}: {problem}: choose it well below 1 / clients", file=sys.stderr)
+    return UserPlan.of(method.user_privacy, options, where, listed)
 
 
 def check_apart(facts: Facts, train: Path, valid: Path, what: str, where: str | Path) -> None:

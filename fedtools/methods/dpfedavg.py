@@ -147,9 +147,12 @@ class DpFedAvg(FedOpt, UserPrivacy):
         """Map each tensor to its kind, as the clients' method does.
 
         Raises:
-            ValueError: if clients would send statistics of BatchNorm, which no norm bounds.
+            ValueError: if clients would send nothing, or statistics of BatchNorm, which no norm
+                bounds.
         """
         found = self.client_half.kinds(parameters, spec)
+        if SHARED not in found.values():
+            raise ValueError("personal: matches all parameters, so that clients send nothing")
         for name, kind in found.items():
             if kind == SHARED and name.endswith(STATISTICS):
                 raise ValueError(

@@ -47,7 +47,7 @@ _DIGITS, _DECADE = 5, 90_000
 _FINE, _COARSE = 0.02, 0.01
 _ROUND_POINTS, _ALL_POINTS = 3e4, 1e6
 # Below it, rounding errors of the convolution decide.
-_LEAST_DELTA = 1e-12
+LEAST_DELTA = 1e-12
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,11 @@ def epsilon_of(mechanisms: Sequence[Gaussian], delta: float) -> float:
     if _all_take_part(mechanisms):
         return closed
     # What a sample reveals, all clients together reveal.
-    return _epsilon_of_losses(_composed(mechanisms), delta, closed)
+    try:
+        return _epsilon_of_losses(_composed(mechanisms), delta, closed)
+    except OverflowError:
+        # Losses of next to no noise, which dp-accounting cannot represent.
+        return closed
 
 
 def delta_of(mechanisms: Sequence[Gaussian], epsilon: float) -> float:
@@ -132,8 +136,11 @@ def delta_of(mechanisms: Sequence[Gaussian], epsilon: float) -> float:
     closed = _delta_at(mu, epsilon / mu - mu / 2) if mu else 0.0
     if _all_take_part(mechanisms):
         return closed
-    found = float(_composed(mechanisms).get_delta_for_epsilon(epsilon))
-    return max(min(found, closed), _LEAST_DELTA)
+    try:
+        found = float(_composed(mechanisms).get_delta_for_epsilon(epsilon))
+    except OverflowError:
+        return closed
+    return max(min(found, closed), LEAST_DELTA)
 
 
 def noise_for(
@@ -207,7 +214,7 @@ def import_dp_accounting() -> Any:
 
 
 def _check_delta(delta: float, mechanisms: Sequence[Gaussian]) -> None:
-    least = 0.0 if _all_take_part(mechanisms) else _LEAST_DELTA
+    least = 0.0 if _all_take_part(mechanisms) else LEAST_DELTA
     if not (0 < delta < 1 and delta >= least):
         raise ValueError(f"a delta of {delta}; the least is {least}")
 

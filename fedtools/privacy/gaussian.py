@@ -48,7 +48,7 @@ _TAIL = 16  # bytes of a uniform number after the first eight
 _BITS = 63 + 8 * _TAIL
 # Magnitudes remain below 16.3 * 2^44 < 2^49: float64 has at least four bits for what is rounded
 # off, and sums with numbers below 2^50 are exact in int64 and in float64.
-_LEAST, _LARGEST = 2.0**-10, 2.0**44
+LEAST_DEVIATION, MOST_DEVIATION = 2.0**-10, 2.0**44
 
 
 def rounded_gaussian(stream: Stream, deviation: float, size: int) -> np.ndarray:
@@ -68,7 +68,7 @@ def rounded_gaussian(stream: Stream, deviation: float, size: int) -> np.ndarray:
     Raises:
         ValueError: if the deviation is out of range.
     """
-    if not _LEAST <= deviation <= _LARGEST:
+    if not LEAST_DEVIATION <= deviation <= MOST_DEVIATION:
         raise ValueError(f"a deviation of {deviation}")
     values = np.empty(size, np.int64)
     for number, start in enumerate(range(0, size, _CHUNK)):

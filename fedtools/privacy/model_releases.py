@@ -23,7 +23,7 @@ from fedtools.core.errors import UserError
 from fedtools.core.seeds import seed64
 from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.private import Private
-from fedtools.exchange.states import load_state
+from fedtools.exchange.states import Spec, load_state
 from fedtools.privacy.banded import estimate, mixed
 from fedtools.privacy.gaussian import rounded_gaussian
 from fedtools.privacy.key import RECORD, NoiseKey, open_key
@@ -64,11 +64,6 @@ class ModelReleases:
         Returns:
             float64 (values,), in the units of the model's tensors.
         """
-        if not 1 <= number <= self.plan.rounds:
-            problem = f"round {number}, and privacy was planned for {self.plan.rounds} rounds"
-            remedy = "begin another experiment with more rounds"
-            raise UserError(problem, path=self._experiment.path, remedy=remedy)
-
         found = self._in_turns(total, number) if self.plan.cohorts else self._noisy(total, number)
         mean: np.ndarray = found * (self.plan.grid.step / self.plan.expected)
         return mean
@@ -80,6 +75,7 @@ class ModelReleases:
             return exact
 
         def draw_noise(draw: int) -> np.ndarray:
+            self._check_sample(number, draw)
             stream = self._key.stream("change", self.label, number, draw, deviation.hex(), exact)
             noise = rounded_gaussian(stream, deviation, len(exact))
             noisy: np.ndarray = exact + noise
@@ -98,7 +94,8 @@ class ModelReleases:
         shape = (len(coefficients) - 1, len(total))
         sums, estimates = np.zeros(shape, np.int64), np.zeros(shape)
         if number > 1 and len(coefficients) > 1:
-            kept = own.load(_TURNS)
+            spec: Spec = {"sums": (shape, "int64"), "estimates": (shape, "float64")}
+            kept = own.load(_TURNS, {**spec, "round": ((), "int64")})
             if kept is None or int(kept["round"]) != number - 1:
                 problem = f"the sums of the rounds before round {number} are missing"
                 raise UserError(problem, path=own.folder, remedy="run fedtools reset --round 1")
@@ -119,28 +116,57 @@ class ModelReleases:
         depends on it.
         """
         clients, share, cohorts = self._experiment.clients, self.plan.share, self.plan.cohorts
+        folder = self._experiment.round(number)
+        if folder.is_done():
+            return folder.sampled()
+        self._check_open(number)
         if cohorts:
             turn, seed = (number - 1) % cohorts, self._experiment.seed
             return [one for one in clients if seed64(seed, "cohort", one) % cohorts == turn]
         if share == 1:
             return clients
-        draw = self._draw(number)
+        own = self._experiment.at_server(number)
+        kept = load_state(own.release) if own.release.exists() else {}
+        if int(kept.get("round", 0)) == number:
+            # A killed round, whose release is drawn.
+            return self._sample(number, int(kept["draw"]))
+        known = max((row.draw for row in self.record.of(SERVER_NAME, number)), default=0)
+        return self._sample(number, known + 1)
+
+    def _sample(self, number: int, draw: int) -> list[str]:
+        """Return the secret sample of a draw of a round."""
+        clients, share = self._experiment.clients, self.plan.share
         stream = self._key.stream("sample", self.label, number, draw, share.hex())
         drawn = np.frombuffer(stream.take(b"smpl", 0, 8 * len(clients)), ">u8")
         # Python compares whole numbers with floats exactly.
         most = share * _TWO_64
         return [one for one, value in zip(clients, drawn.tolist(), strict=True) if value < most]
 
-    def _draw(self, number: int) -> int:
-        """Return the number of the draw that belongs to a round as it is now."""
-        known = max((row.draw for row in self.record.of(SERVER_NAME, number)), default=0)
-        own = self._experiment.at_server(number)
-        released = own.release.exists() and int(load_state(own.release)["round"]) == number
-        complete = self._experiment.round(number).is_done()
-        return known if released or complete else known + 1
+    def _check_sample(self, number: int, draw: int) -> None:
+        """Raise a `UserError` if a copy of the experiment has released this draw meanwhile."""
+        folder = self._experiment.round(number)
+        if self.plan.share < 1 and folder.sampled() != self._sample(number, draw):
+            problem = "a copy of the experiment has released this round meanwhile"
+            remedy = f"run fedtools reset --round {number}"
+            raise UserError(problem, path=folder.path, remedy=remedy)
+
+    def _check_open(self, number: int) -> None:
+        """Raise a `UserError` if a round could not be released, before its clients train."""
+        if not 1 <= number <= self.plan.rounds:
+            problem = f"round {number}, and privacy was planned for {self.plan.rounds} rounds"
+            remedy = "begin another experiment with more rounds"
+            raise UserError(problem, path=self._experiment.path, remedy=remedy)
+        if self.plan.deviation:
+            self.record.check()
+            _ = self._key
 
     def released(self) -> set[Row]:
-        """Return all releases, also those of copies of the experiment."""
+        """Return all releases, also those of copies of the experiment.
+
+        Without noise they have no record, and are those of complete rounds.
+        """
+        if not self.plan.deviation:
+            return {Row(at, 1, "") for at in range(1, self._experiment.last_round() + 1)}
         return self.record.of(SERVER_NAME)
 
     def closed(self, number: int, clients: Sequence[str]) -> None:

@@ -129,5 +129,6 @@ class UserPrivacy:
         if self.bands is not None and not 1 <= self.bands <= self.cohorts:
             problem = f"bands is {self.bands}; it must be from 1 to the number of cohorts"
             raise ValueError(f"{problem}, {self.cohorts}")
-        if self.simulated_users < 1:
-            raise ValueError(f"simulated_users is {self.simulated_users:g}, which is below 1")
+        if not 1 <= self.simulated_users <= _MOST_NOISE:
+            problem = f"simulated_users is {self.simulated_users:g}"
+            raise ValueError(f"{problem}; it must be from 1 to {_MOST_NOISE}")

@@ -9,12 +9,12 @@ from fedtools.privacy.user_plan import UserPlan
 
 _TEXT = """# A model with user-level differential privacy
 
-Neither this folder nor anything computed from it tells much more about one {unit} of the federation
-than it would if that {unit} had had no data: with D and D' two federations that differ only in
-that one {unit}'s data are empty in D', and for every set S of folders,
+What this folder, and anything computed from it, can tell about one {unit} of the federation is
+bounded: with D and D' two federations that differ only in that one {unit}'s data are empty in D',
+and for every set S of folders,
 
     P(folder of D in S) <= exp(epsilon) P(folder of D' in S) + delta, and the same with D and D'
-    exchanged.
+    exchanged. {meaning}
 
 | | |
 |---|---|
@@ -22,8 +22,8 @@ that one {unit}'s data are empty in D', and for every set S of folders,
 | delta | {delta:g} |
 | epsilon for who knows which clients took part in each round | {spent_inside} |
 | epsilon of a person who is two of the clients | {spent_by_two} |
-| releases | {releases} sums of clients' changes, of {rounds} planned |
-| clients | {clients:,}, in a public list |
+| releases | {releases} sums of clients' changes, those drawn again included, of {rounds} rounds |
+| clients | {clients:,}, {list} |
 | who takes part in a round | {who} |
 | bound on a client's change, C | norm {clip:g}, over all tensors together |
 | noise on a sum of changes | Gaussian, {noise} |
@@ -38,20 +38,27 @@ It rests on this:
   nothing else of the experiment's folder was given away.
 - The start of the model, its frozen layers, labels and tokens come from other data than the
   clients'. What a pretrained model's own training data were is outside of epsilon.
-- The noise is pseudorandom; telling it from random bits is as hard as breaking SHAKE-256.
+- The noise is pseudorandom, by SHAKE-256 under a key that BLAKE2b derives from a secret random one:
+  telling it from random bits is as hard as breaking one of these.
 
 `config.yaml` has the options, `model.safetensors` the model, `round_0001.safetensors` and so on
 the states that the server sent to the clients, and last the one that it computed from the last sum.
 """
 
 
-def statement(plan: UserPlan, total: Mapping[str, str], rounds: int) -> str:
+# Above it, whether a client had data may be told from the model with near certainty.
+_LARGE = 10.0
+_WEAK = "An epsilon as large as this one bounds little."
+_FROM_DATA = "those who had data: no list was given, and who had any is taken as public"
+
+
+def statement(plan: UserPlan, total: Mapping[str, str], draws: int) -> str:
     """Return the statement as Markdown.
 
     Args:
         plan: the plan of the experiment.
         total: the last row of its ledger, see `fedtools.privacy.user_ledger`.
-        rounds: the number of complete rounds.
+        draws: the number of releases, those drawn again included.
     """
     who = "all clients in every round"
     noise = f"standard deviation {plan.noise:.6g} C in each value"
@@ -67,7 +74,9 @@ def statement(plan: UserPlan, total: Mapping[str, str], rounds: int) -> str:
         spent_inside=total["spent_inside"],
         spent_by_two=total["spent_by_two"],
         delta=plan.delta,
-        releases=rounds,
+        releases=draws,
+        list="in a public list" if plan.listed else _FROM_DATA,
+        meaning=_WEAK if float(total["spent"]) > _LARGE else "",
         rounds=plan.rounds,
         clients=plan.clients,
         who=who,

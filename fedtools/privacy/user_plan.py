@@ -17,9 +17,16 @@ from typing import Any
 from fedtools.core.config import from_mapping, read_yaml, write_yaml
 from fedtools.core.errors import UserError
 from fedtools.exchange.options import Options
-from fedtools.privacy.accountant import Gaussian, accountant_of, epsilon_of, noise_for
+from fedtools.privacy.accountant import (
+    LEAST_DELTA,
+    Gaussian,
+    accountant_of,
+    epsilon_of,
+    noise_for,
+)
 from fedtools.privacy.banded import UNIT, make_coefficients, norm_of
 from fedtools.privacy.clipping import Grid
+from fedtools.privacy.gaussian import LEAST_DEVIATION, MOST_DEVIATION
 from fedtools.privacy.options import UserPrivacy
 from fedtools.privacy.record import Row
 
@@ -45,6 +52,7 @@ class UserPlan:
             turns 2^10, which is 1.
         simulated_users: see `UserPrivacy`; epsilon is that of the noise that is really added.
         accountant: the method, and version of the library, that computed epsilon.
+        listed: whether the list of clients was given, and not made from the data.
     """
 
     clip: float
@@ -58,13 +66,17 @@ class UserPlan:
     coefficients: tuple[int, ...]
     simulated_users: float
     accountant: str
+    listed: bool
 
     @classmethod
-    def of(cls, privacy: UserPrivacy, options: Options, where: str | Path) -> UserPlan:
+    def of(
+        cls, privacy: UserPrivacy, options: Options, where: str | Path, listed: bool
+    ) -> UserPlan:
         """Plan an experiment, whose `options` have the number of clients and of rounds.
 
         Args:
             where: where the options were read from, for messages.
+            listed: whether the list of clients was given, and not made from the data.
 
         Raises:
             UserError: if no epsilon is given, a sample is not secret, or epsilon is not to be had.
@@ -81,8 +93,11 @@ class UserPlan:
             noise = noise_for(privacy.epsilon, privacy.delta, turns, share)
         added = noise / privacy.simulated_users
         spent = [Gaussian(added, turns, share)] if added else []
+        if share < 1 and privacy.delta < LEAST_DELTA:
+            problem = f"method_conf: delta is {privacy.delta:g}; with a secret sample"
+            raise UserError(f"{problem} it must be at least {LEAST_DELTA:g}", path=where)
         bands = min(privacy.bands or privacy.cohorts, rounds) if privacy.cohorts else 1
-        return cls(
+        found = cls(
             clip=privacy.clip,
             noise=noise,
             delta=privacy.delta,
@@ -94,7 +109,16 @@ class UserPlan:
             coefficients=tuple(make_coefficients(bands, rounds)),
             simulated_users=privacy.simulated_users,
             accountant=accountant_of(spent) if spent else "-",
+            listed=listed,
         )
+        if found.deviation and not LEAST_DEVIATION <= found.deviation <= MOST_DEVIATION:
+            problem = (
+                f"method_conf: noise of {added:.3g} C is too {_small_or_large(found.deviation)}"
+            )
+            problem += " to be drawn exactly"
+            remedy = "choose another epsilon, noise, or number of cohorts"
+            raise UserError(problem, path=where, remedy=remedy)
+        return found
 
     @classmethod
     def read(cls, experiment: Path) -> UserPlan:
@@ -153,6 +177,10 @@ class UserPlan:
             return Gaussian(added, len(released), self.share if sampled else 1.0)
         turns = ceil(max(row.number for row in released) / self.cohorts)
         return Gaussian(added, turns * max(row.draw for row in released))
+
+
+def _small_or_large(deviation: float) -> str:
+    return "small" if deviation < LEAST_DEVIATION else "large"
 
 
 def _share(options: Options, privacy: UserPrivacy, where: str | Path) -> float:

@@ -17,6 +17,7 @@ from fedtools.exchange.states import read_at, read_layout
 from fedtools.exchange.values import STATISTICS
 from fedtools.methods import make_method
 from fedtools.methods.base import COUNTS, Changes, Extracted, Method
+from fedtools.privacy.user_plan import UserPlan
 from fedtools.server.shares import bounded
 
 _HEADER = ("client", "utterances", "steps", "loss", "norm", "share", "status")
@@ -56,6 +57,9 @@ def clients_table(experiment: Experiment, at: int | None = None) -> str:
         one["client"]: weight / total if total else 0.0
         for one, weight in zip(counted, weights, strict=True)
     }
+    if isinstance(sends, Changes):
+        # All clients of the list count, whether they sent anything or not.
+        shares = dict.fromkeys(shares, 1 / UserPlan.read(experiment.path).expected)
     lines = [
         [*(row[name] for name in _HEADER[:5]), _percent(shares.get(row["client"])),
          statuses.get(row["client"], "-")]

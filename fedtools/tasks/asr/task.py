@@ -195,10 +195,13 @@ class AsrTask(Task[Method]):
         data = self.corpus.read("train")
         people = dict(zip(data.utterances, speakers_of(data, data.utterances), strict=True))
         found = {}
+        own: dict[str, set[str]] = {}
+        for name, client in data.utt2client.items():
+            own.setdefault(client, set()).add(people[name])
         for client in self.experiment.clients:
-            own = {people[name] for name in data.client_utterances(client)}
-            if len(own) == 1:
-                found[client] = own.pop()
+            # With user-level privacy a client may be in the list alone.
+            if len(speakers := own.get(client, set())) == 1:
+                found[client] = min(speakers)
         return found
 
     def items(self, held: Sequence[str] = ()) -> Items:

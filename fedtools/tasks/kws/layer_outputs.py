@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +30,8 @@ from fedtools.tasks.base import NewExperiment
 from fedtools.tasks.identity import of_clips
 from fedtools.tasks.layer_outputs import check_size, make_outputs, options_of
 
-# Clips per batch. Values depend on it to the last bit.
+# The most clips of a batch, which are of one client. Values depend to the last bit on the size of a
+# batch, and so on no other client's clips, as user-level privacy needs.
 _AT_ONCE = 64
 
 
@@ -81,7 +83,8 @@ class ClipOutputs:
         """Return where the outputs of a folder's clips lie."""
         network, options = self._network, self._options
         # The frozen layers compute on another device what differs in the last bit.
-        what = [options.sum, network.window, network.depth, _AT_ONCE, self._device.type]
+        how = f"{_AT_ONCE} of a client"
+        what = [options.sum, network.window, network.depth, how, self._device.type]
         data = of_clips(clips.path, False)["sha256sums"]
         return place_of(clips.path, None, data, what, self.shape(clips), options.cache_dtype)
 
@@ -95,16 +98,36 @@ class ClipOutputs:
         place = self.place(clips)
         if not place.is_complete():
             check_sums(clips.path, ("clips.npy",))
-        edges = [*range(0, place.shape[0], _AT_ONCE), place.shape[0]]
-        batches = [[part] for part in pairwise(edges)]
+        edges = clips.edges.tolist()
+        batches = [[part] for part in _parts(edges)]
+
+        def by_client(part: slice) -> Tensor:
+            return torch.cat([compute(one) for one in _of_clients(part, edges)])
 
         def outputs(left: Sequence[Sequence[Part]]) -> Iterator[list[np.ndarray]]:
             # One thread a batch: values do not depend on the number of threads.
             with torch_settings(1):
-                for found in _ahead(compute, left, self._device):
+                for found in _ahead(by_client, left, self._device):
                     yield [found]
 
         return make_outputs(place, batches, outputs, title, "clips")
+
+
+def _parts(edges: Sequence[int]) -> Iterator[Part]:
+    """Yield the rows of whole clients, of a batch's clips or more, from the clients' edges."""
+    first = edges[0]
+    for last in edges[1:]:
+        if last - first >= _AT_ONCE or last == edges[-1]:
+            yield first, last
+            first = last
+
+
+def _of_clients(part: slice, edges: Sequence[int]) -> Iterator[slice]:
+    """Yield the batches of a part of whole clients, each of one client's clips."""
+    own = edges[bisect_left(edges, part.start) : bisect_right(edges, part.stop)]
+    for first, last in pairwise(own):
+        for begin in range(first, last, _AT_ONCE):
+            yield slice(begin, min(begin + _AT_ONCE, last))
 
 
 def _ahead(

@@ -130,8 +130,12 @@ class KwsTask(Task[Method]):
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
         facts = facts_of_clients(self.client_facts, self.clips, clients)
         if self.method.user_privacy:
-            # Stacks are cut by names alone, and their clients take the same number of steps.
-            largest = self._stack_size if self.method.local_steps else 1
+            # Stacks are cut by names alone, and their clients take the same number of steps. Those
+            # of a secret sample would depend on who else is in it.
+            options = self.experiment.options
+            sampled = options.clients_per_round is not None and options.sampling == "poisson"
+            alike = self.method.local_steps and not sampled
+            largest = self._stack_size if alike else 1
             return [list(clients[at : at + largest]) for at in range(0, len(clients), largest)]
         steps, sizes = (
             dict(zip(clients, facts[name].tolist(), strict=True)) for name in ("steps", "size")
