@@ -4,16 +4,16 @@ C. A. Choquette-Choo et al.: (Amplified) banded matrix factorization: a unified 
 training, NeurIPS 2023; K. Pillutla et al.: Correlated noise mechanisms for differentially private
 learning, 2025. Clients are in m cohorts, one of which takes part in each round, so that a client's
 turns are m rounds apart. With x_t the sum of a round's changes, and the coefficients c_0, ...,
-c_(b-1) of b <= m bands, the mechanism is Gaussian noise on
+c_(b-1) of b bands, at most m, the mechanism is Gaussian noise on
 
     y_t = c_0 x_t + c_1 x_(t-1) + ... + c_(b-1) x_(t-b+1)
 
 A client is in the sums of at most k = ceil(T / m) rounds, and what these add to y are parts of
-(y_1, ..., y_T) that do not overlap, as b <= m. So its data move all y together by at most
+(y_1, ..., y_T) that do not overlap, as b is at most m. So its data move all y together by at most
 sqrt(k) |c| C, where |c| is the norm of the coefficients: T rounds are one Gaussian mechanism. The
 estimates
 
-    x^_t = (y_t - c_1 x^_(t-1) - ... - c_(b-1) x^_(t-b+1)) / c_0
+    e_t = (y_t - c_1 e_(t-1) - ... - c_(b-1) e_(t-b+1)) / c_0
 
 are post-processing, and so are their sums, which are what a model has learnt by round t. Their
 noise partly cancels: the coefficients minimise the mean squared error of all these sums. One band
@@ -110,12 +110,12 @@ def mixed(coefficients: Sequence[int], sums: np.ndarray) -> np.ndarray:
 def estimate(
     coefficients: Sequence[int], released: np.ndarray, estimates: np.ndarray
 ) -> np.ndarray:
-    """Return x^_t, float64 (values,), in steps.
+    """Return e_t, float64 (values,), in steps.
 
     Args:
         coefficients: c, in units of 2^-10.
         released: int64 (values,): 2^10 y_t with its noise.
-        estimates: float64 (b - 1, values): x^_(t-1), x^_(t-2), ...
+        estimates: float64 (b - 1, values): e_(t-1), e_(t-2), ...
     """
     first, *others = coefficients
     found: np.ndarray = (released - np.tensordot(np.array(others, float), estimates, 1)) / first

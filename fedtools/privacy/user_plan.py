@@ -82,20 +82,18 @@ class UserPlan:
             UserError: if no epsilon is given, a sample is not secret, or epsilon is not to be had.
         """
         if privacy.epsilon is None and privacy.noise is None:
-            problem = "method_conf: no epsilon"
-            raise UserError(
-                problem, path=where, remedy="give one, such as epsilon: 8, or the noise"
-            )
+            remedy = "give one, such as epsilon: 8, or the noise"
+            raise UserError("method_conf: no epsilon", path=where, remedy=remedy)
         share, rounds, noise = _share(options, privacy, where), options.rounds, privacy.noise
+        if share < 1 and privacy.delta < LEAST_DELTA:
+            problem = f"method_conf: delta is {privacy.delta:g}; with a secret sample"
+            raise UserError(f"{problem} it must be at least {LEAST_DELTA:g}", path=where)
         turns = ceil(rounds / privacy.cohorts) if privacy.cohorts else rounds
         if noise is None:
             assert privacy.epsilon is not None
             noise = noise_for(privacy.epsilon, privacy.delta, turns, share)
         added = noise / privacy.simulated_users
         spent = [Gaussian(added, turns, share)] if added else []
-        if share < 1 and privacy.delta < LEAST_DELTA:
-            problem = f"method_conf: delta is {privacy.delta:g}; with a secret sample"
-            raise UserError(f"{problem} it must be at least {LEAST_DELTA:g}", path=where)
         bands = min(privacy.bands or privacy.cohorts, rounds) if privacy.cohorts else 1
         found = cls(
             clip=privacy.clip,
@@ -112,10 +110,8 @@ class UserPlan:
             listed=listed,
         )
         if found.deviation and not LEAST_DEVIATION <= found.deviation <= MOST_DEVIATION:
-            problem = (
-                f"method_conf: noise of {added:.3g} C is too {_small_or_large(found.deviation)}"
-            )
-            problem += " to be drawn exactly"
+            size = "small" if found.deviation < LEAST_DEVIATION else "large"
+            problem = f"method_conf: noise of {added:.3g} C is too {size} to be drawn exactly"
             remedy = "choose another epsilon, noise, or number of cohorts"
             raise UserError(problem, path=where, remedy=remedy)
         return found
@@ -177,10 +173,6 @@ class UserPlan:
             return Gaussian(added, len(released), self.share if sampled else 1.0)
         turns = ceil(max(row.number for row in released) / self.cohorts)
         return Gaussian(added, turns * max(row.draw for row in released))
-
-
-def _small_or_large(deviation: float) -> str:
-    return "small" if deviation < LEAST_DEVIATION else "large"
 
 
 def _share(options: Options, privacy: UserPrivacy, where: str | Path) -> float:
