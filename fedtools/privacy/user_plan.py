@@ -1,6 +1,6 @@
 """The noise of an experiment with user-level privacy, fixed before its first round.
 
-    EXP/privacy.yaml    the fields of `UserPlan`
+    EXP/privacy.yaml    the fields of UserPlan
 
 The file is one of the experiment's fixed files, and its sum is in the record next to the noise key:
 the noise does not change with the version of a library that computed it.
