@@ -198,7 +198,8 @@ def _read_list(path: Path, clients: Sequence[str]) -> list[str]:
         check_id(name, "client", path, line)
         for line, name in enumerate(read_words(path, "write one client on each line"), 1)
     ]
-    if missing := [name for name in clients if name not in set(found)]:
+    known = set(found)
+    if missing := [name for name in clients if name not in known]:
         problem = f"{some(missing)} {'has' if len(missing) == 1 else 'have'} data, and no line here"
         raise UserError(problem, path=path, remedy="add a line, or leave the data out")
     return byte_order(found)
