@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from conftest import inside
 from scipy.stats import norm
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from fedtools.attack.speakers.attributes import (
     COLUMNS,
+    Labelled,
     areas,
     attack,
     balanced,
@@ -19,6 +21,7 @@ from fedtools.attack.speakers.attributes import (
     deal,
 )
 from fedtools.attack.speakers.footprint_files import Prints
+from fedtools.attack.speakers.logistic import probabilities
 from fedtools.core.config import write_yaml
 from fedtools.core.tables import read_tsv, write_tsv
 from fedtools.data.ark import write_ark
@@ -141,29 +144,75 @@ def test_intervals_hold_the_binomial_one(tmp_path, speakers):
     assert bounds == pytest.approx(binomial_bounds(area / 100, speakers // 2), abs=0.2)
 
 
+def of_people(labels: np.ndarray, models: int = 2) -> Labelled:
+    """Return people of given classes with some models each."""
+    people = [f"s{index}" for index in range(len(labels))]
+    person = np.repeat(np.arange(len(labels)), models)
+    names = [f"class{number}" for number in range(labels.max() + 1)]
+    return Labelled(np.arange(len(person)), names, people, person, labels)
+
+
 def test_a_value_that_differs_by_rounding_alone_tells_nothing():
     random = np.random.default_rng(2)
-    features, labels = random.normal(size=(30, 4)), np.arange(30) % 2
+    known = of_people(np.arange(15) % 2)
+    labels = known.label[known.person]
+    features = random.normal(size=(30, 4))
     rounded = np.full((30, 1), 0.7) + labels[:, None] * np.spacing(0.7)
     told = [
-        cross_validated(one, one, labels, 2, np.arange(30) // 3)
+        cross_validated((one, one), known, known.label[None], 0)
         for one in (features, np.hstack([features, rounded]))
     ]
     assert np.allclose(*told)
 
 
+@pytest.mark.parametrize(
+    "classes, people, within", [(2, 29, 1e-5), (3, 29, 1e-5), (5, 29, 1e-5), (5, 60, 0.01)]
+)
+def test_classifiers_are_those_of_scikit_learn(classes, people, within):
+    """Each labelling and part by itself, tested on other features; one model is an outlier.
+
+    Sixty people are left to scikit-learn with its own, wider tolerance.
+    """
+    random = np.random.default_rng(classes)
+    known = of_people(np.sort(np.arange(people) % classes))
+    count = len(known.person)
+    learnt = random.normal(size=(count, 30)) * random.lognormal(size=30) + 3
+    learnt[7] *= 1000
+    tested = learnt + random.normal(size=(count, 30))
+    label = np.stack([random.permutation(known.label) for _ in range(3)])
+    found = cross_validated((learnt, tested), known, label, 9)
+    for one, told in zip(label, found, strict=True):
+        parts = deal(known.people, one, 9)[known.person]
+        own = one[known.person]
+        for part in range(10):
+            away = parts != part
+            mean, spread = learnt[away].mean(0), learnt[away].std(0)
+            model = LogisticRegression(C=0.01, class_weight="balanced", tol=1e-9, max_iter=10_000)
+            model.fit((learnt[away] - mean) / spread, own[away])
+            wanted = model.predict_proba((tested[~away] - mean) / spread)
+            assert np.allclose(told[~away], wanted, atol=within)
+
+
 def test_each_part_is_told_by_the_others():
-    """A part's labels do not affect its own predictions, nor does a class found only in it."""
+    """The features and classes of a part that is tested do not affect how others are told."""
     random = np.random.default_rng(1)
-    features, labels = random.normal(size=(40, 5)), np.arange(40) % 3
-    parts = np.arange(40) // 4
-    told = cross_validated(features, features, labels, 4, parts)
-    assert np.allclose(told.sum(1), 1) and not told[:, 3].any()
+    known = of_people(np.arange(40) % 3)
+    features = random.normal(size=(80, 5))
+    told = cross_validated((features, features), known, known.label[None], 0)[0]
+    assert np.allclose(told.sum(1), 1)
+    parts = deal(known.people, known.label, 0)[known.person]
     for part in (0, 7):
-        other = labels.copy()
-        other[parts == part] = 3
-        again = cross_validated(features, features, other, 4, parts)
-        assert np.array_equal(told[parts == part], again[parts == part])
+        moved = features.copy()
+        moved[parts == part] += 5
+        again = cross_validated((moved, features), known, known.label[None], 0)[0]
+        assert np.allclose(told[parts == part], again[parts == part])
+        assert not np.allclose(told[parts != part], again[parts != part])
+
+
+def test_a_class_without_people_to_train_on_is_an_error():
+    features = np.random.default_rng(0).normal(size=(4, 3))
+    with pytest.raises(ValueError, match="no item"):
+        probabilities(features, features, np.array([[0, 0, 1, 1]]), np.array([[1, 1, 0, 0]]) > 0, 1)
 
 
 def test_accuracy_is_the_mean_of_the_classes():

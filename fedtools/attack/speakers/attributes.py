@@ -8,17 +8,16 @@ cross-validation all models of a person, those of several talks too, are in one 
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedtools.attack.knowledge import attackers
 from fedtools.attack.options import PERMUTATIONS
 from fedtools.attack.speakers.footprint_files import Prints
+from fedtools.attack.speakers.logistic import probabilities
 from fedtools.core.recipe_sections import Bootstrap
 from fedtools.core.seeds import generator, seed64
 from fedtools.core.tables import write_tsv
@@ -32,6 +31,8 @@ COLUMNS = (
 SEX = "sex"
 # Number of parts that people are split into; each part is tested once.
 _PARTS = 10
+# C of logistic regression, for few people.
+_STRENGTH = 0.01
 # The least number of people of a class.
 FEWEST = 4
 
@@ -108,12 +109,10 @@ def attack(
         for attacker in attackers(undefended is not None, enrols=False):
             learnt = prints if attacker.learns or undefended is None else undefended
             for layer in prints.layers:
-                features, own = (
-                    one.layers[layer][labelled.kept].reshape(len(labelled.kept), -1)
-                    for one in (prints, learnt)
-                )
+                own = _vectors(learnt, layer, labelled)
+                tested = own if learnt is prints else _vectors(prints, layer, labelled)
                 figures = _figures(
-                    (own, features), labelled, attribute, permutations, resamples, seed
+                    (own, tested), labelled, attribute, permutations, resamples, seed
                 )
                 about = {
                     "attribute": attribute,
@@ -163,8 +162,13 @@ def _labelled(
     return Labelled(np.array(places), kept, names.tolist(), person, label)
 
 
-# What classifiers are trained on and tested on, (items, D) each.
+# What classifiers are trained on and tested on, (models, D) each.
 Features = tuple[np.ndarray, np.ndarray]
+
+
+def _vectors(prints: Prints, layer: str, labelled: Labelled) -> np.ndarray:
+    """Return a layer's footprints of labelled models, (models, D)."""
+    return prints.layers[layer][labelled.kept].reshape(len(labelled.kept), -1)
 
 
 def _figures(
@@ -178,7 +182,12 @@ def _figures(
     """Return the figures of a layer."""
     count, person = len(labelled.classes), labelled.person
     labels = labelled.label[person]
-    scores = _scores(features, labelled, labelled.label, seed)
+    orders = [
+        generator(seed, "permutation", attribute, number).permutation(len(labelled.people))
+        for number in range(permutations)
+    ]
+    permuted = np.stack([labelled.label, *(labelled.label[order] for order in orders)])
+    scores, *others = cross_validated(features, labelled, permuted, seed)
     right = scores.argmax(1) == labels
     once = np.ones((1, len(labels)))
     accuracy, area = balanced(right, labels, count), float(areas(scores, labels, once)[0])
@@ -194,7 +203,8 @@ def _figures(
     low, high = rate_bounds(accuracy, count * rarest, drawn[0])
     area_low, area_high = rate_bounds(area, rarest, drawn[1])
     chance = [
-        _permuted(features, labelled, attribute, number, seed) for number in range(permutations)
+        float(areas(other, label[person], once)[0])
+        for other, label in zip(others, permuted[1:], strict=True)
     ]
     figures = {
         "accuracy%": accuracy, "low": low, "high": high, "chance%": 100 / count,
@@ -215,74 +225,32 @@ def _figures(
     }
 
 
-def _scores(features: Features, labelled: Labelled, label: np.ndarray, seed: int) -> np.ndarray:
-    """Return cross-validated scores for some classes of people, (models, classes)."""
-    parts = deal(labelled.people, label, seed)
-    person = labelled.person
-    return cross_validated(*features, label[person], len(labelled.classes), parts[person])
-
-
-def _permuted(
-    features: Features, labelled: Labelled, attribute: str, number: int, seed: int
-) -> float:
-    """Return the AUC with one permutation of people's classes."""
-    order = generator(seed, "permutation", attribute, number).permutation(len(labelled.people))
-    label = labelled.label[order]
-    scores = _scores(features, labelled, label, seed)
-    return float(areas(scores, label[labelled.person], np.ones((1, len(labelled.person))))[0])
-
-
 def cross_validated(
-    learnt: np.ndarray,
-    features: np.ndarray,
-    labels: np.ndarray,
-    classes: int,
-    parts: np.ndarray,
-    **options: Any,
+    features: Features, labelled: Labelled, label: np.ndarray, seed: int
 ) -> np.ndarray:
-    """Return each item's probabilities by a classifier trained on the other parts.
+    """Return the probabilities of models' classes by classifiers trained on other people's models.
 
     Args:
-        learnt: (items, D), features to train on.
-        features: (items, D), features to test on; the same, or another version of the same items.
-        labels: (items,), numbers of classes from 0.
-        classes: number of classes.
-        parts: (items,), the part of each item.
-        options: of scikit-learn's LogisticRegression, in place of those for few people.
+        features: what classifiers are trained on and tested on.
+        labelled: the models; each class has at least `FEWEST` people, who are dealt out to parts,
+            so that there are models of each class to train on.
+        label: (B, people), numbers of people's classes, each row a problem of its own.
+        seed: of the parts.
 
     Returns:
-        (items, classes), probabilities; 0 for a class that is in none of the other parts.
+        (B, models, classes).
     """
-    from sklearn import config_context
-    from sklearn.linear_model import LogisticRegression
-
-    found = np.zeros((len(labels), classes))
-    chosen = options or {"C": 0.01, "class_weight": "balanced"}
-    for part in np.unique(parts):
-        tested = parts == part
-        if len(known := np.unique(labels[~tested])) < 2:
-            # Only one class to learn from: every item gets it.
-            found[np.ix_(tested, known)] = 1
-            continue
-        mean, scale = _spread(learnt[~tested])
-        model = LogisticRegression(max_iter=1000, **chosen)
-        # Its checks of thousands of small fits would take half the time.
-        with (
-            config_context(assume_finite=True, skip_parameter_validation=True),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
-            model.fit((learnt[~tested] - mean) / scale, labels[~tested])
-            told = model.predict_proba((features[tested] - mean) / scale)
-        found[np.ix_(tested, model.classes_)] = told
-    return found
-
-
-def _spread(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each value's mean and standard deviation; 1 where it differs by rounding alone."""
-    mean, deviation = features.mean(0), features.std(0)
-    noise = len(features) * np.finfo(features.dtype).eps * np.abs(mean)
-    return mean, np.where(deviation > noise, deviation, 1.0)
+    person = labelled.person
+    parts = np.stack([deal(labelled.people, one, seed) for one in label])[:, person]
+    numbers = np.arange(parts.max() + 1)
+    # (B x parts, models)
+    kept = (parts[:, None] != numbers[:, None]).reshape(-1, len(person))
+    labels = np.repeat(label[:, person], len(numbers), axis=0)
+    found = probabilities(*features, labels, kept, _STRENGTH)
+    found = found.reshape(len(label), len(numbers), *found.shape[1:])
+    own = np.take_along_axis(found, parts[:, None, :, None], 1)
+    scores: np.ndarray = own[:, 0]
+    return scores
 
 
 def balanced(
