@@ -74,6 +74,26 @@ def test_what_is_trained_on_is_shifted_and_noisy(folder):
             torch.testing.assert_close(batch.mean(values)[client], mean)
 
 
+@pytest.mark.parametrize("room", [1 << 30, 0])
+def test_what_is_kept_of_unaugmented_clips_is_theirs(folder, room, monkeypatch):
+    """Batches as they are, with augmented ones between them, which nothing is to be kept of."""
+    monkeypatch.setattr("fedtools.tasks.kws.clips._KEPT_BYTES", room)
+    waves = np.load(folder / "clips.npy").astype(float)
+    clips = ClipFeatures(Clips.read(folder), ScaledMfcc(), torch.device("cpu"))
+    for round in range(3):
+        for options in (Augment(0, 0, 0), Augment(100, 0.5, 1.0)):
+            plans = [
+                plan(0, round, name, rows.stop - rows.start, 2, 2, 32_000, options)
+                for name, rows in zip(COUNTS, ROWS, strict=True)
+            ]
+            for step in range(2):
+                found = clips.batch(ROWS, plans, step).mfcc
+                for client, (rows, one) in enumerate(zip(ROWS, plans, strict=True)):
+                    wanted = np.stack([heard(waves[rows.start + at]) for at in one.clips[step]])
+                    same = np.abs(found[client].numpy() - wanted).max() < 2e-4
+                    assert same == (options.time_shift_ms == 0)
+
+
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory) -> Path:
     """Return two clients with as many clips of each class, and a round of each of two seeds."""

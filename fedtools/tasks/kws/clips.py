@@ -24,6 +24,8 @@ from fedtools.tasks.kws.layer_outputs import ClipOutputs
 _CLIPS_IN_CACHE = 32
 # Clips per batch where unaugmented features are computed.
 _AT_ONCE = 256
+# Bytes of unaugmented features that a CPU's process keeps of the clips that it trains on.
+_KEPT_BYTES = 1 << 30
 
 
 class ClipFeatures:
@@ -54,6 +56,7 @@ class ClipFeatures:
         # A GPU holds all waveforms; a CPU reads them from the file when they are needed.
         on_gpu = device.type == "cuda"
         self._waves = torch.from_numpy(np.array(clips.waves)).to(device) if on_gpu else None
+        self._there = np.zeros(len(clips.labels), bool)
 
     def batch(
         self, rows: Sequence[slice], plans: Sequence[Plan], step: int, width: int = 0
@@ -120,6 +123,8 @@ class ClipFeatures:
     def _features(
         self, index: np.ndarray, shift: np.ndarray, noise: np.ndarray, volume: np.ndarray
     ) -> Tensor:
+        if self._table is not None and not (shift.any() or (noise >= 0).any()):
+            return self._unaugmented(self._table, index)
         # A CPU's cache holds the waveforms of a few clips only.
         at_once = _CLIPS_IN_CACHE if self.device.type == "cpu" else index.size
         parts = []
@@ -132,6 +137,24 @@ class ClipFeatures:
             )
             parts.append(self._made(apply(waves, shifts, starts, volumes, self._noise)))
         return torch.cat(parts).view(*index.shape, *parts[0].shape[1:])
+
+    @cached_property
+    def _table(self) -> Tensor | None:
+        """Return a place for all clips' unaugmented features, if there is room, on a CPU."""
+        frames, values = self.shape
+        fits = 4 * len(self._there) * frames * values <= _KEPT_BYTES
+        return (
+            torch.empty(len(self._there), frames, values) if fits and self._waves is None else None
+        )
+
+    def _unaugmented(self, table: Tensor, index: np.ndarray) -> Tensor:
+        """Return features of clips by number, which are computed on first use."""
+        missing = np.unique(index[~self._there[index]])
+        for begin in range(0, len(missing), _CLIPS_IN_CACHE):
+            part = missing[begin : begin + _CLIPS_IN_CACHE]
+            table[torch.from_numpy(part)] = self._made(self._gather(part).float())
+        self._there[missing] = True
+        return table[torch.from_numpy(index)]
 
     @torch.no_grad()
     def _made(self, waves: Tensor) -> Tensor:
