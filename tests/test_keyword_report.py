@@ -19,6 +19,7 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keywords import CLASSES, CONFIG, config_file, pack
+from matplotlib.axes import Axes
 from reported import has_blank_edges, png_chunks
 from scipy.stats import ttest_1samp
 from scripts import script
@@ -40,6 +41,7 @@ from fedtools.tasks.kws.stacks import ClipBatches
 # After `scripts`, which makes them importable:
 # isort: split
 from landscape import between, choose_clients, client_facts, landscape, train_on
+from privacy import Accuracies
 from runs import read_runs
 
 PUBLISHED = ROOT / "conf" / "speechcommands" / "published.tsv"
@@ -597,6 +599,74 @@ def test_the_legend_of_a_single_panel_fits(recipe):
         write_table(path / "det_test.tsv", ("threshold", "false_rejects", "false_accepts"), rows)
     report().ok()
     check_png(Path("RESULTS-mini-detection.png"))
+
+
+def add_plan(path: Path, **changed: object) -> None:
+    plan = {
+        "clip": 0.5, "noise": 3.25, "delta": 1e-5, "epsilon": 7.999, "rounds": ROUNDS,
+        "clients": 1398, "share": 1.0, "cohorts": 0, "coefficients": [1024],
+        "simulated_users": 1.0, "accountant": "closed form", "listed": False, **changed,
+    }  # fmt: skip
+    (path / "privacy.yaml").write_text(yaml.safe_dump(plan))
+
+
+def test_rows_of_user_level_privacy_have_their_epsilon(recipe):
+    """By network, all clients before cohorts, real before simulated users, epsilon falling."""
+    place, where = "keywords/dscnn/dpfedavg", "user-level privacy, task keywords"
+    many = {"cohorts": 3, "coefficients": [1000, 500, 250]}
+    thin = {"simulated_users": 10.0, "epsilon": 300.0}
+    for seed, accuracy in ((0, 60), (1, 63)):
+        add_plan(make_run(Path("exp"), f"{place}.epsilon=8", accuracy, seed=seed, epsilon=8))
+    report().ok()
+    page = Path("RESULTS.md").read_text()
+    assert where not in page and not Path("RESULTS-mini-privacy-keywords.png").exists()
+    add_plan(make_run(Path("exp"), f"{place}.epsilon=2", 50, epsilon=2), epsilon=1.999, noise=12)
+    add_plan(make_run(Path("exp"), f"{place}.noise=0", 70, noise=0), epsilon=None, noise=0)
+    add_plan(
+        make_run(Path("exp"), f"{place}.epsilon=8,cohorts=3", 40, epsilon=8, cohorts=3), **many
+    )
+    more = f"{place}.epsilon=8,simulated_users=10"
+    add_plan(make_run(Path("exp"), more, 65, epsilon=8, simulated_users=10), **thin)
+    make_run(Path("exp"), "keywords/dscnn/fedavg", 55)
+    report().ok()
+    begin, spread = ["DSCNN", "all", "1,398", "9", "0.5"], statistics.stdev([58, 61])
+    assert rows_of(where)[1:] == [
+        [*begin, "0", "-", "-", "68.00 (1)"],
+        [*begin, "3.25", "8", "8", f"59.50 ± {spread:.2f} (2)"],
+        [*begin, "12", "2", "2", "48.00 (1)"],
+        ["DSCNN", "all", "13,980 simulated", "9", "0.5", "3.25", "8", "300", "63.00 (1)"],
+        ["DSCNN", "one of 3 cohorts, noise of 3 bands", *begin[2:], "3.25", "8", "8", "38.00 (1)"],
+    ]
+    assert Path("RESULTS.md").read_text().count("RESULTS-mini-privacy-keywords.png") == 1
+
+
+def test_the_picture_of_epsilon_shows_rows_and_levels(recipe, monkeypatch):
+    place, drawn = "keywords/dscnn/dpfedavg", {}
+    for epsilon, accuracy in ((8, 60), (2, 50), (0.25, 20)):
+        run = make_run(Path("exp"), f"{place}.epsilon={epsilon}", accuracy, epsilon=epsilon)
+        add_plan(run, epsilon=float(epsilon))
+    add_plan(make_run(Path("exp"), f"{place}.noise=0", 70, noise=0), epsilon=None, noise=0)
+    few = {"data": Path("dump/keywords"), "train": "server4"}
+    pack(Path("dump/keywords/server4"), {"zoe": [4] + [0] * 11}, TWELVE)
+    make_run(Path("exp"), "keywords/dscnn/centralized.server_clips=4", 33, **few)
+
+    points, level = Axes.errorbar, Axes.axhline
+
+    def keep(axes, x, y, *more, label, **style):
+        drawn[label] = list(zip(x, y, strict=True))
+        return points(axes, x, y, *more, label=label, **style)
+
+    def keep_level(axes, y, label, **style):
+        drawn[label] = y
+        return level(axes, y, label=label, **style)
+
+    monkeypatch.setattr(Axes, "errorbar", keep)
+    monkeypatch.setattr(Axes, "axhline", keep_level)
+    Accuracies(read_runs("exp"), "keywords").draw(Path("privacy.png"), "title")
+    # Evaluations rise by 1 a round, and the last five are meant.
+    assert drawn == {
+        "all": [(8, 58), (2, 48), (0.25, 18)], "no noise": 68, "Server alone, 4 clips": 31
+    }  # fmt: skip
 
 
 def test_private_models_stand_beside_the_shared_one(recipe):

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learnt import learnt
+from privacy import NOTE as NOTE_OF_EPSILON
+from privacy import Accuracies
 from runs import Runs, read_runs
 from summary import rows_of
 from tables import (
@@ -49,6 +51,7 @@ from fedtools.score.detection import DEFINITION
 from fedtools.score.last_evaluations import LAST
 
 PAPER = "Li et al. 2022"
+PICTURES = ("accuracy", "detection", "ablation")
 # Of text on the terminal.
 WIDTH = 100
 
@@ -88,8 +91,10 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> tuple
     path, runs = Path(path), read_runs(root)
     rows = rows_of(runs)
     summary = summary_of(rows)
-    pictures = {
-        name: picture_path(path, page, name) for name in ("accuracy", "detection", "ablation")
+    pictures = {name: picture_path(path, page, name) for name in PICTURES}
+    pictures |= {
+        f"privacy-{one.task}": picture_path(path, page, f"privacy-{one.task}")
+        for one in of_epsilon(runs)
     }
     if not runs.methods(True):
         del pictures["accuracy"]
@@ -111,10 +116,17 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> tuple
     for name, draw in drawings.items():
         if name in pictures:
             draw(pictures[name], runs, _caption(runs, page))
+    for one in of_epsilon(runs):
+        one.draw(pictures[f"privacy-{one.task}"], _caption(runs, page))
     if all(row.counts for row in rows):
         write_record(record_file(path, page.section), section, rows)
     write_text(path, new)
     return summary, text
+
+
+def of_epsilon(runs: Runs) -> list[Accuracies]:
+    """Return what there is to compare of user-level privacy, by task."""
+    return [one for one in (Accuracies(runs, task) for task in runs.tasks) if one.shown]
 
 
 def picture_path(path: Path, page: Page, name: str) -> Path:
@@ -179,6 +191,13 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         ]
     if "ablation" in pictures:
         parts.append(image(f"Ablations, {caption}", pictures["ablation"].name))
+    for one in of_epsilon(runs):
+        name = f"privacy-{one.task}"
+        parts += [
+            f"**{caption}: user-level privacy, task {one.task}.** {NOTE_OF_EPSILON}",
+            one.table,
+            image(f"Accuracy by epsilon, {caption}", pictures[name].name),
+        ]
     if table := private_table(runs):
         parts += [
             f"**{caption}: private models, accuracy (%)** after the last round, on their own "
