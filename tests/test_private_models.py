@@ -16,7 +16,9 @@ from private_world import CLIENTS, SIZES, STEPS, begin, init, released, rows_of,
 from safetensors.numpy import load_file, save_file
 from scipy import stats
 
+from fedtools.attack.updates import find_updates, multiply, parts_of
 from fedtools.core.tables import read_tsv
+from fedtools.federation.federation import Federation
 from fedtools.federation.rounds import run_rounds
 from fedtools.privacy.clipping import Grid
 
@@ -518,7 +520,26 @@ def test_the_servers_own_state_is_checked(root, key, tmp_path):
     inside("rounds", path, "--to", "2").fails(1, "turns.safetensors")
 
 
-def test_attacks_on_models_say_that_clipped_changes_are_none(root, key, tmp_path):
+def test_the_server_can_compare_clipped_changes(root, key, tmp_path):
+    """Noise is added to sums alone: products of what clients sent are those of their messages."""
+    path = run(begin(root, tmp_path / "exp"), 2)
+    rounds = ("--round", "1", "--round", "2")
+    done = inside("attack", "weights", path, tmp_path / "out", *rounds).ok()
+    assert "refused" not in done.err
+    assert {"all", "head"} <= {row["layer"] for row in read_tsv(tmp_path / "out/weights.tsv", None)}
+    found = find_updates(Federation(path), [1])
+    sent = rows_of(path)
+    for one in multiply([found.models[name] for name in CLIENTS], parts_of(found.spec)):
+        names = parts_of(found.spec)[one.part]
+        rows = np.stack([vector({n: sent[who][n] for n in names}) for who in CLIENTS]).astype(float)
+        np.testing.assert_allclose(one.squares, (rows**2).sum(1), rtol=1e-5)
+        lengths = np.diagonal(one.products)
+        apart = lengths[:, None] + lengths - 2 * one.products
+        expected = ((rows[:, None] - rows) ** 2).sum(2)
+        np.testing.assert_allclose(apart, expected, rtol=1e-3, atol=1e-5 * expected.max())
+
+
+def test_defences_of_models_do_not_go_with_clipped_changes(root, key, tmp_path):
     path = run(begin(root, tmp_path / "exp"), 1)
-    done = inside("attack", "weights", path, tmp_path / "out").ok()
+    done = inside("attack", "weights", path, tmp_path / "out", "--defence", "bits=8").ok()
     assert "not applicable: in round 1 clients send clipped changes" in done.err

@@ -81,14 +81,18 @@ class Updates:
     groups: dict[str, list[str]] = field(default_factory=dict)
 
 
-def find_updates(federation: Federation, rounds: Sequence[int]) -> Updates:
+def find_updates(federation: Federation, rounds: Sequence[int], defended: bool = False) -> Updates:
     """Find the updates of some rounds; only headers are read.
 
-    Unlike in other attacks, files that changed since their round was closed are not reported: all
-    would have to be read twice.
+    Clipped changes stay in whole steps, whose length moves no comparison of two updates. Unlike
+    in other attacks, files that changed since their round was closed are not reported: all would
+    have to be read twice.
+
+    Args:
+        defended: whether the updates are to be compared behind a defence.
 
     Raises:
-        NotApplicable: if clients send no tensors.
+        NotApplicable: if clients send no tensors, or there is to be a defence, which is for models.
         UserError: if a round is not complete, or its messages are missing.
     """
     known = SPEAKERS.of(federation.task)
@@ -100,7 +104,7 @@ def find_updates(federation: Federation, rounds: Sequence[int]) -> Updates:
         payload = federation.payload(phase) if phase.client_update else None
         if payload is None or not payload.tensors:
             raise NotApplicable(f"in round {number} clients send no tensors")
-        if isinstance(phase.sends, Changes):
+        if isinstance(phase.sends, Changes) and defended:
             raise NotApplicable(f"in round {number} clients send clipped changes, and no models")
         found.spec = payload.tensors
         start: Mapping[str, np.ndarray] = {}
@@ -187,7 +191,8 @@ def parts_of(spec: Spec) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for name in sorted(spec, key=_natural):
-        if not spec[name][1].startswith("float"):
+        # BatchNorm's counters are int64; clipped changes are int32.
+        if not spec[name][1].startswith(("float", "int32")):
             continue
         module = name.rpartition(".")[0] or name
         numbered = re.match(r"(.*\.)?\d+(?=\.)", name)

@@ -108,7 +108,7 @@ def attack(
         for federation in federations:
             settings.enter_context(federation.settings())
         try:
-            plain = [find_updates(one, setup.rounds) for one in federations]
+            plain = [find_updates(one, setup.rounds, setup.defended) for one in federations]
         except NotApplicable as error:
             _write_parts(out, [PartStatus(ALL, [], 0, f"{NOT_APPLICABLE}: {error}")])
             write_tsv(out / "weights.tsv", COLUMNS, [])
