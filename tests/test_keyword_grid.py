@@ -65,6 +65,28 @@ def test_rounds_are_those_of_every_row_without_its_own(world):
     assert any("rounds=" in line[0] for line in lines)
 
 
+def test_only_pretrained_networks_get_a_model_and_those_projected_a_projection(world):
+    heads = {"cache_frozen": True, "network": "hf"}
+    networks = {
+        "head": {"model": {**heads, "normalise": "projection"}},
+        "plain": {"model": heads},
+        **TINY["networks"],
+    }
+    write(TINY | {"networks": networks, "grid": {name: {"fedavg": "0"} for name in networks}})
+    chosen = ("--networks", " ".join(networks), "--pretrained", "there")
+    grid = ("--config", "grid.yaml", "--grid", "grid.yaml")
+    lines = {line[0].split("/")[2]: line for line in listed(*chosen, *grid)}
+    assert {name for name, line in lines.items() if "model.path=there" in line} == {"head", "plain"}
+    asset = "projection=exp/keywords/projection"
+    assert {name for name, line in lines.items() if asset in line} == {"head"}
+    # All rows have the same data.
+    assert not any("valid=dump/keywords/valid" in line for line in lines.values())
+    networks["head"]["model"].pop("normalise")
+    write(TINY | {"networks": networks, "grid": {name: {"fedavg": "0"} for name in networks}})
+    again = listed(*chosen, *grid)
+    assert all("valid=dump/keywords/valid" in line for line in again) and len(again) == 3
+
+
 def test_rows_have_the_seeds_that_the_configuration_says(world):
     lines = listed("--grid", "grid.yaml", "--ablations", "true")
     expected = [

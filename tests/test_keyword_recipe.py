@@ -247,7 +247,8 @@ def test_wrong_options(alone):
     wrong(2, "--seeds: 5 is given twice", "--seeds", "5 4 5")
     wrong(2, "--tasks: '36' is not of the form keywords|words", "--tasks", "12 36")
     wrong(2, "--tasks: keywords is given twice", "--tasks", "12 keywords")
-    wrong(2, "--silence must be true or false, not 'no'", "--silence", "no")
+    wrong(2, "--silence: 'no' is not of the form true|false|own", "--silence", "no")
+    wrong(2, "--dimension: '0' is not of the form", "--dimension", "0")
     wrong(2, "--ablations must be one word, not 'true false'", "--ablations", "true false")
     # Before hours of corpus preparation:
     wrong(1, "conf/none.yaml: cannot be read", "--config", "conf/none.yaml")

@@ -479,6 +479,16 @@ def test_an_experiments_own_data_are_refused(world: Path, tmp_path: Path, split:
     assert not (tmp_path / "exp").exists()
 
 
+def test_a_server_alone_may_fit_on_what_it_trains_on(world: Path, tmp_path: Path):
+    """It protects nobody by training; what it is tested on stays apart."""
+    fitted(world, tmp_path / "own", data=world / "train").ok()
+    alone = {"method": "centralized", "projection": tmp_path / "own"}
+    assert "train data" not in begin(world, tmp_path / "exp", **CHOSEN, **alone).ok().err
+    fitted(world, tmp_path / "tested", data=world / "test").ok()
+    alone["projection"] = tmp_path / "tested"
+    begin(world, tmp_path / "other", **CHOSEN, **alone).fails(1, "own test data")
+
+
 def test_people_in_both_are_named(world: Path, tmp_path: Path):
     keywords.pack(tmp_path / "data", {"bob": [4] * 4, "eve": [3] * 4, "zoe": [1] * 4})
     fitted(world, tmp_path / "some", data=tmp_path / "data").ok()

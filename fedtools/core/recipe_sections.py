@@ -151,6 +151,8 @@ class Rows:
         methods: of the rows of clients, and of centralised training.
         seeds: random seeds of training.
         server_clips: numbers of clips of a server that trains alone, a row for each.
+        dimension: values of the projection of networks with `normalise: projection`, which is
+            fitted on the most of the server's clips.
         figures: figures of stage 6.
     """
 
@@ -159,6 +161,7 @@ class Rows:
     methods: tuple[str, ...] = ("centralized", "fedavg", "alt", "fedkws_ui")
     seeds: tuple[Natural, ...] = (0,)
     server_clips: tuple[Positive, ...] = ()
+    dimension: Positive = 128
     figures: tuple[Literal["clients", "landscape"], ...] = ("clients", "landscape")
 
 

@@ -18,6 +18,9 @@ row. The list then has those of them that the other options select, and no ablat
         fedavg.rounds=450: 0 1 2
         alo.private_steps=50,adversarial=0.1: 0
 
+A network whose model has `normalise: projection` takes EXP/<task>/projection, which stage 3 fits on
+validation clips; no experiment of the list has these then.
+
 With --server-clips 25,67, there are also rows `centralized.server_clips=25` and `=67`: a server
 that trains alone on the sets that prepare.py made, with the options of a section baseline, if any.
 
@@ -34,6 +37,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +63,11 @@ def line_of(options: argparse.Namespace, task: str, network: str, row: str, seed
     path, (method, _, changed) = f"{options.dump}/{task}", row.partition(".")
     changes = changes_of(changed)
     alone = changes.pop(SERVER_CLIPS, "")
-    data = {split: f"{path}/{split}" for split in ("train", "valid", "test")}
+    models = models_of(options.config)
+    projected = [name for name, one in models.items() if one.get("normalise") == "projection"]
+    # What a projection was fitted on validates nothing.
+    splits = ("train", "test") if projected else ("train", "valid", "test")
+    data = {split: f"{path}/{split}" for split in splits}
     sections = [f"networks.{network}", f"methods.{method}", of_task(path, method)]
     if alone:
         data["train"] = f"{path}/{server_set(alone)}"
@@ -73,9 +81,18 @@ def line_of(options: argparse.Namespace, task: str, network: str, row: str, seed
             begun += words(set="method_conf.base_ratio=0.0")
     if options.rounds and "rounds" not in changes:
         begun += words(set=f"rounds={options.rounds}")
-    if options.pretrained:
+    if network in projected:
+        begun += words(asset={"projection": f"{options.exp}/{task}/projection"})
+    if options.pretrained and models.get(network, {}).get("network", "hf") == "hf":
         begun += words(set=f"model.path={options.pretrained}")
     return [folder(options.exp, task, network, row, seed=seed), "-", *begun]
+
+
+@cache
+def models_of(config: Path | None) -> dict[str, dict[str, Any]]:
+    """Return network -> its options of the model, of the networks of a configuration."""
+    networks = (read_yaml(config).get("networks") or {}) if config else {}
+    return {name: (own or {}).get("model") or {} for name, own in networks.items()}
 
 
 def of_task(data: str, method: str) -> str:

@@ -17,12 +17,13 @@ tasks=                  # "keywords words" or one of them (Google: 12, 35); defa
                         # section rows, as for the next three
 methods=                # "centralized fedavg alt fedkws_ui" and others that the config has
 seeds=                  # random seeds of training
+dimension=              # values of the projection, for networks with normalise: projection
 server_clips=           # "25 67": rows of a server that trains alone on so many clips of the
                         # validation list; none: no such row
 ablations=              # clips: ALT with FedAvg's clips; true: also mu, lambda; default: false
 keywords=               # yes,no,...: two or more, for the task keywords; default: Google's ten
-silence=true            # whether the task keywords has the class _silence_; own: a client's depends on
-                        # its own clips alone, for methods with user-level privacy
+silence=                # whether the task keywords has the class _silence_, true or false; default: true;
+                        # own: a client's depends on its own clips alone, for user-level privacy
 unknown=true            # whether the task keywords has the class _unknown_
 noise=corpus            # noise for silence and augmentation: corpus, its recordings, or made, generated
 rounds=                 # rounds of each experiment; default: the config's
@@ -59,7 +60,8 @@ Stages:
 . utils/parse_options.sh
 . utils/recipe.sh
 
-check_word ngpu '0|1' noise 'corpus|made' whole_grid 'true|false' price 'true|false'
+: "${silence:=true}"
+check_word ngpu '0|1' silence 'true|false|own' noise 'corpus|made' whole_grid 'true|false' price 'true|false'
 mini=() length=() alone=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml made=none
 [ -n "${corpus}" ] || default=conf/first.yaml
 : "${config:=${default}}"
@@ -99,9 +101,10 @@ if "${whole_grid}" && [ -z "${given}" ] && fedtools config "${config}" grid &>/d
     methods=$(fedtools config "${config}" methods)
 fi
 [ "${split}" != paper ] || take_options "${config}" min_clips=clips.paper_min_clips
-take_options "${config}" networks clips.{clip_seconds,min_clips} landscape_clips=landscape.min_clips
+take_options "${config}" networks clips.{clip_seconds,min_clips} landscape_clips=landscape.min_clips \
+    rows.dimension
 check_words networks '[a-z0-9_]+'
-check_word clip_seconds '[0-9]+(\.[0-9]{1,3})?'
+check_word clip_seconds '[0-9]+(\.[0-9]{1,3})?' dimension '[1-9][0-9]*'
 # Runs with other clips or options are other experiments, and so need their own tag.
 [ "${config}" = "${default}" ] || name+=-$(basename "${config}" .yaml)
 [ "${split}" = official ] || name+=-${split}
@@ -114,6 +117,17 @@ for task in ${tasks}; do
     sets+=("${task}"/{train,valid,test})
     for clips in ${server_clips}; do sets+=("${task}/server${clips}"); done
 done
+
+# Fit each task's projection on clips of people who are no clients, the server's largest set.
+fit_projections() {
+    local task largest
+    [ -n "${server_clips}" ] || fail 2 "normalise: projection is fitted on the server's clips; give --server_clips"
+    largest=$(tr ' ' '\n' <<<"${server_clips}" | sort -n | tail -n 1)
+    for task in ${tasks}; do
+        tabbed "${dump}/${task}/server${largest}" "${exp}/${task}/projection"
+    done | each "${cpu_cmd}" projection fedtools fit-projection --pretrained "${pretrained}" \
+        --dimension "${dimension}"
+}
 
 [ "${made}" = none ] || stated=${config}
 say_estimate "${stated-}" "Keyword spotting on ${release} by ${methods} (seeds ${seeds})"
@@ -162,6 +176,7 @@ if begins 3; then
         --landscape-clips "${landscape_clips}" --rounds "${rounds}" --pretrained "${pretrained}" "${alone[@]}" \
         "${whole[@]}")
     utils/waves.py "${list}" <<<"${planned}"
+    if grep -qF "${exp}/${tasks%% *}/projection" "${list}"; then fit_projections; fi
     log "Stage 3: the list of $(wc -l <"${list}") experiments, ${list}"
     if "${price}"; then
         job "${train_cmd}" "${exp}/log/price.log" local/price.py "${list}" \

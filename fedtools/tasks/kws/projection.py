@@ -185,7 +185,7 @@ def find_projection(new: NewExperiment[Method]) -> Path | None:
 
     Raises:
         UserError: if model and assets do not agree, or the projection is damaged, was made for
-            another model, or was fitted on the experiment's own data.
+            another model, or was fitted on clients' or test data of the experiment.
     """
     model, where = new.options.model, f"{new.where}: model"
     options = from_mapping(Pretrained, model, where) if is_pretrained(model) else None
@@ -206,7 +206,9 @@ def find_projection(new: NewExperiment[Method]) -> Path | None:
     pretrained, samples = Folder.open(options.path), read_length(new.data["train"])
     _check_fits(fitted, path, options, pretrained, samples, where)
     _check_tensors(fitted, tensors, pretrained.size)
-    _check_people(fitted, path, new.data)
+    # A server alone protects nobody: it may fit a projection on what it trains on.
+    used = {split: at for split, at in new.data.items() if new.method.federated or split != "train"}
+    _check_people(fitted, path, used)
     return tensors
 
 
