@@ -159,6 +159,7 @@ CASES = {
     "kws-alt": kws("alt"),
     # A stack has no checkpoints.
     "kws-fedkws_ui-often": kws("fedkws_ui", *OFTEN, "training.stack=1"),
+    "lm-private": lm("dpfedavg", "method_conf={epsilon: 8, clip: 0.1}"),
     "kws-private": Case(
         *("kws", "dpfedavg", ("clients_per_round=null", PRIVATE)),
         after=("privacy EXP",),
