@@ -14,6 +14,7 @@ from pathlib import Path
 
 import asr_world
 import keywords
+import net_worlds
 import numpy as np
 import private_world as world
 import pytest
@@ -344,3 +345,45 @@ def test_a_secret_sample_moves_no_other_message(root, key, tmp_path, monkeypatch
     for messages in seen[1:]:
         for client, tensors in messages.items():
             assert np.array_equal(vector(tensors), vector(seen[0][client]))
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory) -> Path:
+    """Return streams of words for rescoring, also without one client, and a language model."""
+    root = tmp_path_factory.mktemp("language")
+    net_worlds.WORLDS["lm"][0](root / "lm")
+    lm = root / "lm"
+    options = ("--config", lm / "nnlm.yaml", "--valid", lm / "made/text")
+    inside("train-nnlm", "--plain", lm / "plain", *options, lm / "nnlm").ok()
+    inside("rescore", lm / "made", lm / "nnlm", lm / "scored").ok()
+    inside("rescore-stream", lm / "made", lm / "scored", lm / "all").ok()
+    shutil.copytree(lm / "all", lm / "some")
+    owners = [line.split()[1] for line in (lm / "all/utt2client").open()]
+    clients = sorted(set(owners))
+    (root / "clients").write_text("".join(f"{name}\n" for name in clients))
+    for name in ("nbest.tsv", "nnlm.scp", "segments", "text", "utt2client", "utt2spk"):
+        lines = (lm / "all" / name).read_text().splitlines(keepends=True)
+        kept = [line for line in lines if not line.startswith(f"{clients[0]}-")]
+        assert len(kept) < len(lines)
+        (lm / "some" / name).write_text("".join(kept))
+    return root
+
+
+def test_neighbours_of_language_models(language, tmp_path):
+    found, lm = {}, language / "lm"
+    for name in ("all", "some"):
+        path = tmp_path / name
+        quiet = [word for setting in QUIET for word in ("--set", setting)]
+        inside(
+            *("init", path, "--config", lm / "config.yaml", "--method", "dpfedavg", *quiet),
+            *("--data", f"train={lm / name}", "--asset", f"weights={lm / 'weights'}"),
+            *("--start", lm / "nnlm/model.safetensors", "--clients", language / "clients"),
+            *("--set", f"method_conf.clip={CLIP}"),
+        ).ok()
+        inside("rounds", path, "--to", "1").ok()
+        found[name] = rows_of(path)
+    assert len(found["all"]) == len(found["some"]) + 1 > 2
+    for client, tensors in found["some"].items():
+        assert np.array_equal(vector(tensors), vector(found["all"][client]))
+    longest = max(np.square(vector(one)).sum() for one in found["all"].values())
+    assert 0 < longest <= STEPS**2
