@@ -193,6 +193,28 @@ def test_classifiers_are_those_of_scikit_learn(classes, people, within):
             assert np.allclose(told[~away], wanted, atol=within)
 
 
+@pytest.mark.parametrize("value", [0.0, 0.7, 1e10])
+@pytest.mark.parametrize("speakers, classes", [(8, "fm"), (9, "fm"), (24, "fm"), (24, "abc")])
+def test_a_layer_without_information_is_chance(tmp_path, value, speakers, classes):
+    """All models alike are told alike: no order of theirs is one of rounding."""
+    prints, people, told = some(speakers, 3.0, classes=classes)
+    prints.layers["h1"] = np.full_like(prints.layers["h1"], value, dtype=np.float32)
+    (row,) = tell((prints, people, told), tmp_path, permutations=20)
+    assert (row["AUC%"], row["permuted%"], row["p"]) == ("50.0", "50.0", "1.000")
+
+
+@pytest.mark.parametrize("factor", [1e6, 1e18, 1e30])
+@pytest.mark.parametrize("classes", ["fm", "abc"])
+def test_a_model_far_from_all_others_stops_nothing(tmp_path, factor, classes):
+    prints, people, told = some(24, 3.0, classes=classes)
+    layers = prints.layers["h1"].astype(np.float32)
+    prints.layers["h1"] = np.array(
+        [factor * one if at == 3 else one for at, one in enumerate(layers)]
+    )
+    (row,) = tell((prints, people, told), tmp_path, permutations=5)
+    assert 30 < number(row, "AUC%") < 100
+
+
 def test_each_part_is_told_by_the_others():
     """The features and classes of a part that is tested do not affect how others are told."""
     random = np.random.default_rng(1)

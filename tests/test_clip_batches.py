@@ -80,7 +80,14 @@ def test_what_is_kept_of_unaugmented_clips_is_theirs(folder, room, monkeypatch):
     monkeypatch.setattr("fedtools.tasks.kws.clips._KEPT_BYTES", room)
     waves = np.load(folder / "clips.npy").astype(float)
     clips = ClipFeatures(Clips.read(folder), ScaledMfcc(), torch.device("cpu"))
+    computed, front = [], ScaledMfcc.forward
+    monkeypatch.setattr(
+        ScaledMfcc,
+        "forward",
+        lambda self, waves: (computed.append(len(waves)), front(self, waves))[1],
+    )
     for round in range(3):
+        computed.clear()
         for options in (Augment(0, 0, 0), Augment(100, 0.5, 1.0)):
             plans = [
                 plan(0, round, name, rows.stop - rows.start, 2, 2, 32_000, options)
@@ -92,6 +99,8 @@ def test_what_is_kept_of_unaugmented_clips_is_theirs(folder, room, monkeypatch):
                     wanted = np.stack([heard(waves[rows.start + at]) for at in one.clips[step]])
                     same = np.abs(found[client].numpy() - wanted).max() < 2e-4
                     assert same == (options.time_shift_ms == 0)
+    # In the last round, what is augmented: two steps of three clients' two clips.
+    assert (sum(computed) <= 12) == bool(room)
 
 
 @pytest.fixture(scope="module")

@@ -629,12 +629,12 @@ def test_rows_of_user_level_privacy_have_their_epsilon(recipe):
     add_plan(make_run(Path("exp"), more, 65, epsilon=8, simulated_users=10), **thin)
     make_run(Path("exp"), "keywords/dscnn/fedavg", 55)
     report().ok()
-    begin, spread = ["DSCNN", "all", "1,398", "9", "0.5"], statistics.stdev([58, 61])
+    begin, spread = ["DSCNN", "all", "1,398", "sgd 1", "9", "0.5"], statistics.stdev([58, 61])
     assert rows_of(where)[1:] == [
         [*begin, "0", "-", "-", "68.00 (1)"],
         [*begin, "3.25", "8", "8", f"59.50 ± {spread:.2f} (2)"],
         [*begin, "12", "2", "2", "48.00 (1)"],
-        ["DSCNN", "all", "13,980 simulated", "9", "0.5", "3.25", "8", "300", "63.00 (1)"],
+        ["DSCNN", "all", "13,980 simulated", *begin[3:], "3.25", "8", "300", "63.00 (1)"],
         ["DSCNN", "one of 3 cohorts, noise of 3 bands", *begin[2:], "3.25", "8", "8", "38.00 (1)"],
     ]
     assert Path("RESULTS.md").read_text().count("RESULTS-mini-privacy-keywords.png") == 1

@@ -531,7 +531,8 @@ def test_the_server_can_compare_clipped_changes(root, key, tmp_path):
     sent = rows_of(path)
     for one in multiply([found.models[name] for name in CLIENTS], parts_of(found.spec)):
         names = parts_of(found.spec)[one.part]
-        rows = np.stack([vector({n: sent[who][n] for n in names}) for who in CLIENTS]).astype(float)
+        steps = np.stack([vector({n: sent[who][n] for n in names}) for who in CLIENTS])
+        rows = steps * world.CONFIG["method_conf"]["clip"] / STEPS
         np.testing.assert_allclose(one.squares, (rows**2).sum(1), rtol=1e-5)
         lengths = np.diagonal(one.products)
         apart = lengths[:, None] + lengths - 2 * one.products

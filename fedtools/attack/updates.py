@@ -54,12 +54,14 @@ class Update:
         start: tensors that it began with, by name; missing ones were zeros.
         client: name of the client, without the round.
         number: number of the round.
+        step: length of a step, of a clipped change in whole steps.
     """
 
     message: Message
     start: Mapping[str, np.ndarray]
     client: str
     number: int
+    step: float = 1.0
 
 
 @dataclass
@@ -84,9 +86,8 @@ class Updates:
 def find_updates(federation: Federation, rounds: Sequence[int], defended: bool = False) -> Updates:
     """Find the updates of some rounds; only headers are read.
 
-    Clipped changes stay in whole steps, whose length moves no comparison of two updates. Unlike
-    in other attacks, files that changed since their round was closed are not reported: all would
-    have to be read twice.
+    Unlike in other attacks, files that changed since their round was closed are not reported: all
+    would have to be read twice.
 
     Args:
         defended: whether the updates are to be compared behind a defence.
@@ -106,6 +107,7 @@ def find_updates(federation: Federation, rounds: Sequence[int], defended: bool =
             raise NotApplicable(f"in round {number} clients send no tensors")
         if isinstance(phase.sends, Changes) and defended:
             raise NotApplicable(f"in round {number} clients send clipped changes, and no models")
+        step = phase.sends.grid.step if isinstance(phase.sends, Changes) else 1.0
         found.spec = payload.tensors
         start: Mapping[str, np.ndarray] = {}
         if phase.sends == SHARED:
@@ -116,7 +118,7 @@ def find_updates(federation: Federation, rounds: Sequence[int], defended: bool =
             if isinstance(item, Refusal):
                 found.refused[name] = item.reason
                 continue
-            found.models[name] = Update(item, start, item.client, number)
+            found.models[name] = Update(item, start, item.client, number, step)
             if item.client in owners:
                 found.speakers[name] = owners[item.client]
     return found
@@ -254,6 +256,8 @@ class Reader:
                     piece -= update.start[name].reshape(-1)[begin : begin + len(row)]
                 if piece is not row:
                     row[:] = piece
+                if update.step != 1:
+                    row *= update.step
         return out
 
 

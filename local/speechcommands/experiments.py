@@ -91,8 +91,9 @@ def line_of(options: argparse.Namespace, task: str, network: str, row: str, seed
 @cache
 def models_of(config: Path | None) -> dict[str, dict[str, Any]]:
     """Return network -> its options of the model, of the networks of a configuration."""
-    networks = (read_yaml(config).get("networks") or {}) if config else {}
-    return {name: (own or {}).get("model") or {} for name, own in networks.items()}
+    whole = read_yaml(config) if config else {}
+    networks, shared = whole.get("networks") or {}, whole.get("model") or {}
+    return {name: shared | ((own or {}).get("model") or {}) for name, own in networks.items()}
 
 
 def of_task(data: str, method: str) -> str:

@@ -52,7 +52,7 @@ def rows_of(path: Path) -> list[Row]:
 def price_of(row: Row, config: Path, folder: Path, device: str) -> Estimate:
     """Begin an experiment of a row in a folder, and estimate its time."""
     parser = argparse.ArgumentParser()
-    for name in ("--section", "--set", "--data"):
+    for name in ("--section", "--set", "--data", "--asset"):
         parser.add_argument(name, action="append", default=[])
     for name in ("--method", "--seed"):
         parser.add_argument(name, required=True)
@@ -63,6 +63,7 @@ def price_of(row: Row, config: Path, folder: Path, device: str) -> Estimate:
         config=read_config(config, given.section, given.set),
         where=config,
         data=dict(one.split("=", 1) for one in given.data),
+        assets=dict(one.split("=", 1) for one in given.asset),
         seed=int(given.seed),
     )
     return estimate(folder, device=device, split="test")

@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = (
-    "Network", "A round's clients", "Users", "Rounds", "Clip", "Noise", "Epsilon", "Really",
-    "Accuracy",
+    "Network", "A round's clients", "Users", "Server", "Rounds", "Clip", "Noise", "Epsilon",
+    "Of the clients", "Accuracy",
 )  # fmt: skip
 NOTE = (
-    "The accuracy on the test clips, the mean of the last evaluations, means over seeds ± standard "
+    "Accuracy on the test clips, the mean of the last evaluations; means over seeds ± standard "
     "deviations, the number of seeds in brackets. Epsilon is that of all rounds of one experiment, "
     "from a federation in which one client's data are empty; other seeds, and other rows on the "
-    "same clients, add to it (`fedtools privacy`). Clip: C; noise: its deviation on a sum, in "
-    "multiples of C (and of the norm of the coefficients). Of simulated users, the noise on the "
-    "mean is that of as many, and the next column is what the clients have. Outside of epsilon are "
-    "the speech that Whisper was trained on and, of a projection, the server's clips."
+    "same clients, add to it (`fedtools privacy`). Server: its optimiser and rate. Clip: C. Noise: "
+    "its deviation on a sum, in multiples of C (and of the norm of the coefficients). Of "
+    "simulated users, the noise on the mean is that of as many users with this epsilon, and the "
+    "next column has the epsilon of the clients that there are. Outside of epsilon are the data "
+    "of a pretrained model, and the server's clips, which a projection is fitted on."
 )
 
 
@@ -47,7 +48,7 @@ class Private(NamedTuple):
 
     @property
     def epsilon(self) -> float | None:
-        """Return the epsilon that was asked for; None without noise."""
+        """Return the epsilon that was asked for, or what given noise spends; None without noise."""
         method = self.runs[0].method
         assert isinstance(method, DpFedAvg)
         return self.plan.epsilon if method.epsilon is None else method.epsilon
@@ -69,13 +70,21 @@ class Private(NamedTuple):
         return f"{real:,}" if factor == 1 else f"{real * factor:,.0f} simulated"
 
     @property
+    def server(self) -> str:
+        """Return the server's optimiser and rate."""
+        method = self.runs[0].method
+        assert isinstance(method, DpFedAvg)
+        return f"{method.optimizer} {method.learning_rate:g}"
+
+    @property
     def cells(self) -> list[str]:
         """Return the row of the table."""
         plan, runs = self.plan, self.runs
         found = {run.options.rounds for run in runs}
         return [
             network_title(self.setting.network), self.taking_part, self.users,
-            " and ".join(map(str, sorted(found))), f"{plan.clip:g}", f"{plan.noise:.3g}",
+            self.server, " and ".join(map(str, sorted(found))),
+            f"{plan.clip:g}", f"{plan.noise:.3g}",
             _number(self.epsilon), _number(plan.epsilon), cell([run.lasting for run in runs]),
         ]  # fmt: skip
 
@@ -103,7 +112,7 @@ class Accuracies:
         return sorted(found, key=lambda one: (
             order.index(one.setting.network), one.plan.cohorts, one.plan.share,
             len(one.plan.coefficients), one.plan.simulated_users, -(one.epsilon or 1e300),
-            one.plan.rounds,
+            one.plan.rounds, one.server,
         ))  # fmt: skip
 
     @property
@@ -114,7 +123,7 @@ class Accuracies:
     @property
     def table(self) -> str:
         """Return the table in Markdown."""
-        return format_markdown(COLUMNS, [one.cells for one in self.rows], "lll" + "r" * 6)
+        return format_markdown(COLUMNS, [one.cells for one in self.rows], "llll" + "r" * 6)
 
     def draw(self, path: Path, title: str) -> None:
         """Draw accuracy by epsilon, a panel a network, and levels of what has no epsilon."""
@@ -141,7 +150,11 @@ class Accuracies:
         for one in own:
             if one.epsilon is not None:
                 users = "" if one.plan.simulated_users == 1 else f", {one.users}"
-                series.setdefault(f"{one.taking_part}{users}", []).append(one)
+                name = f"{one.taking_part}{users}"
+                # Of rows with the same epsilon, the second begins a line of its own.
+                if one.epsilon in [other.epsilon for other in series.get(name, [])]:
+                    name += f", server {one.server}"
+                series.setdefault(name, []).append(one)
         for index, (name, found) in enumerate(series.items()):
             places = [mean_and_spread(run.lasting for run in one.runs) for one in found]
             axes.errorbar(

@@ -120,8 +120,11 @@ done
 
 # Fit each task's projection on clips of people who are no clients, the server's largest set.
 fit_projections() {
-    local task largest
+    local task largest file=${exp}/data_options.stage3
     [ -n "${server_clips}" ] || fail 2 "normalise: projection is fitted on the server's clips; give --server_clips"
+    [ ! -s "${file}" ] || [ "$(<"${file}")" = "${projection}" ] ||
+        fail 1 "${exp} has experiments with $(<"${file}"), not ${projection}; give another --tag"
+    keep_options "${exp}" "${projection}" 3
     largest=$(tr ' ' '\n' <<<"${server_clips}" | sort -n | tail -n 1)
     for task in ${tasks}; do
         tabbed "${dump}/${task}/server${largest}" "${exp}/${task}/projection"
@@ -135,11 +138,17 @@ fetch_pretrained "${config}"
 # Check the sections now, and not after hours of preparing a corpus.
 read -r -a sections <<<"networks.${networks// / networks.} methods.${methods// / methods.}"
 [ "${stage}" -gt 3 ] || fedtools config "${config}" "${sections[@]}" >/dev/null
+if [[ " ${methods} " = *" dpfedavg "* && ${tasks} = *keywords* && "${silence} ${unknown}" != @(own|false)" false" ]]; then
+    fail 2 "dpfedavg: clips of silence and of unknown words are drawn by all clients' clips;" \
+        "give --silence own --unknown false"
+fi
 
 options=(--split "${split}" --min-clips "${min_clips}" --silence "${silence}")
 options+=(--unknown "${unknown}" ${keywords:+--keywords "${keywords}"} "${length[@]}")
 [ "${noise}" = corpus ] || options+=(--noise "${noise}")
+projection="--dimension ${dimension} of --server_clips ${server_clips}"
 check_kept "${exp}" "${corpora}${options[*]}" 1 split min_clips silence unknown keywords noise clip_seconds
+check_kept "${exp}" "${projection}" 3 dimension server_clips
 
 if begins 1; then
     log "Stage 1: data directories in ${data}"
@@ -176,7 +185,7 @@ if begins 3; then
         --landscape-clips "${landscape_clips}" --rounds "${rounds}" --pretrained "${pretrained}" "${alone[@]}" \
         "${whole[@]}")
     utils/waves.py "${list}" <<<"${planned}"
-    if grep -qF "${exp}/${tasks%% *}/projection" "${list}"; then fit_projections; fi
+    if grep -qF "projection=${exp}/" "${list}"; then fit_projections; fi
     log "Stage 3: the list of $(wc -l <"${list}") experiments, ${list}"
     if "${price}"; then
         job "${train_cmd}" "${exp}/log/price.log" local/price.py "${list}" \

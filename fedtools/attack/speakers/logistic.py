@@ -11,9 +11,9 @@ two classes and one each for more:
 
 W is in the span of the items, so that the logits f of the items alone are solved for. With their
 products K, gradients g and curvatures H of the losses, a step (C. E. Rasmussen and C. K. I.
-Williams: Gaussian processes for machine learning, 2006, equation 3.18) solves
+Williams: Gaussian processes for machine learning, 2006, equation 3.18, with a mean b) solves
 
-    (I + K H) f' = K (H f + g).
+    (I + K H) f' = K r + b,    r = H f + g,    where the sum of r - H f' over items is 0.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ import warnings
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-# Variance of the intercepts, which scikit-learn leaves free; the classes are balanced, so that they
-# are near 0, where this changes no probability by 1e-6.
-_INTERCEPT = 1e7
-_ITERATIONS, _TOLERANCE, _LARGEST_STEP = 200, 1e-6, 5.0
+_ITERATIONS, _TOLERANCE, _LARGEST_STEP = 100, 1e-6, 5.0
+# Decimals of probabilities, so that rounding decides no order of models that are told alike.
+_DECIMALS = 9
 # The most items times logits that are solved together: with 360, both take 20 ms a fit.
 _FEW = 300
 # Values of the matrices that are solved at a time.
@@ -51,7 +50,7 @@ def probabilities(
         (B, items, classes).
 
     Raises:
-        ValueError: a class has no item to train on, or Newton's method did not converge.
+        ValueError: a class has no item to train on.
     """
     if any(len(np.unique(one[own])) <= labels.max() for one, own in zip(labels, kept, strict=True)):
         raise ValueError("a class has no item to train on")
@@ -63,7 +62,8 @@ def probabilities(
                 for one, own in zip(labels, kept, strict=True)
             ]
         )
-    size = max(1, _AT_ONCE // (labels.shape[1] * logits) ** 2)
+    values = max((labels.shape[1] * logits) ** 2, learnt.size)
+    size = max(1, _AT_ONCE // values)
     # Threads wait longer for one another than such matrices take.
     with threadpool_limits(1, "blas"):
         return np.concatenate(
@@ -81,7 +81,8 @@ def _by_scikit_learn(
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    mean, scale = _spread(learnt[kept].mean(0), learnt[kept].std(0), kept.sum())
+    mean, scale = learnt[kept].mean(0), learnt[kept].std(0)
+    mean, scale = _spread(mean, scale, kept.sum(), np.finfo(learnt.dtype).eps)
     model = LogisticRegression(max_iter=1000, C=strength, class_weight="balanced")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -101,39 +102,57 @@ def _together(
     products, across = _products(learnt, tested, kept)
     # Of two classes, only the second has a logit.
     target = hot[..., 1:] if hot.shape[2] == 2 else hot
-    return _predicted(across @ _solved(products, target, weights))
+    if (solved := _solved(products, target, weights)) is None:
+        return np.stack(
+            [
+                _by_scikit_learn(learnt, tested, one, own, strength)
+                for one, own in zip(labels, kept, strict=True)
+            ]
+        )
+    gradients, intercepts = solved
+    return np.round(_predicted(across @ gradients + intercepts[:, None]), _DECIMALS)
 
 
 def _spread(
-    mean: np.ndarray, deviation: np.ndarray, count: np.ndarray
+    mean: np.ndarray, deviation: np.ndarray, count: np.ndarray, exact: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and deviation of values; 1 for a deviation that is rounding alone."""
-    noise = count * np.finfo(mean.dtype).eps * np.abs(mean)
+    noise = count * exact * np.abs(mean)
     return mean, np.where(deviation > noise, deviation, 1)
 
 
 def _products(
     learnt: np.ndarray, tested: np.ndarray, kept: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return products of the items to train on, and of those to test on with them, (B, n, n)."""
-    share = (kept / kept.sum(1, keepdims=True)).astype(learnt.dtype)
-    mean = share @ learnt
-    apart = learnt - mean[:, None]
+    """Return products of the items to train on, and of all to test on with them, (B, n, n)."""
+    share = kept / kept.sum(1, keepdims=True)
+    values = learnt.astype(np.float64)
+    mean = share @ values
+    apart = values - mean[:, None]
     deviation = np.sqrt(np.einsum("bn,bnd->bd", share, np.square(apart)))
-    scale = _spread(mean, deviation, kept.sum(1, keepdims=True))[1][:, None]
+    exact = np.finfo(learnt.dtype).eps
+    scale = _spread(mean, deviation, kept.sum(1, keepdims=True), exact)[1][:, None]
     apart /= scale
     other = apart if tested is learnt else (tested - mean[:, None]) / scale
-    transposed = apart.swapaxes(1, 2)
-    products = (apart @ transposed).astype(np.float64)
-    across = products if tested is learnt else (other @ transposed).astype(np.float64)
-    return products + _INTERCEPT, across + _INTERCEPT
+    # An item left out may be far from all others, and must not meet them as an infinity times 0.
+    trained = np.where(kept[..., None], apart, 0)
+    transposed = trained.swapaxes(1, 2)
+    return trained @ transposed, other @ transposed
 
 
-def _solved(products: np.ndarray, target: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the gradients of the losses at the optimum, (B, n, logits)."""
+def _solved(
+    products: np.ndarray, target: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the losses' gradients, (B, n, logits), and the intercepts, (B, logits).
+
+    At the optimum; None if it was not reached.
+    """
     count, items, logits = target.shape
     f = np.zeros(target.shape)
     same, wide = np.eye(logits), items * logits
+    ones = np.broadcast_to(np.tile(same, (items, 1)), (count, wide, logits))
+    # All intercepts may grow alike: let their sum be 0.
+    alike = np.full((logits, logits), float(logits > 1)) * weights.sum(1)[:, None, None]
     for _ in range(_ITERATIONS):
         p = _predicted(f)[..., -logits:]
         gradient = weights[..., None] * (target - p)
@@ -142,14 +161,20 @@ def _solved(products: np.ndarray, target: np.ndarray, weights: np.ndarray) -> np
         right = np.einsum("bnkl,bnl->bnk", curvature, f) + gradient
         matrix = np.einsum("bnm,bmkl->bnkml", products, curvature).reshape(count, wide, wide)
         matrix[:, np.arange(wide), np.arange(wide)] += 1
-        solved = np.linalg.solve(matrix, (products @ right).reshape(count, wide, 1))
+        sides = np.concatenate([(products @ right).reshape(count, wide, 1), ones], 2)
+        solved = np.linalg.solve(matrix, sides).reshape(count, items, logits, 1 + logits)
+        curved = np.einsum("bnkl,bnlm->bkm", curvature, solved)
+        rest = right.sum(1) - curved[..., 0]
+        intercepts = np.linalg.solve(curved[..., 1:] + alike, rest[..., None])
+        found = solved[..., 0] + np.squeeze(solved[..., 1:] @ intercepts[:, None], 3)
         # Those of items left out have no bound, and no effect.
-        step = np.where(weights[..., None] > 0, solved.reshape(f.shape) - f, 0)
+        step = np.where(weights[..., None] > 0, found - f, 0)
         longest = np.abs(step).max((1, 2), keepdims=True)
         f += step * np.minimum(1, _LARGEST_STEP / np.maximum(longest, 1e-300))
         if longest.max() < _TOLERANCE:
-            return weights[..., None] * (target - _predicted(f)[..., -logits:])
-    raise ValueError(f"no optimum after {_ITERATIONS} steps")
+            gradient = weights[..., None] * (target - _predicted(f)[..., -logits:])
+            return gradient, intercepts[..., 0]
+    return None
 
 
 def _predicted(logits: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from fedtools.tasks.kws.layer_outputs import ClipOutputs
 _CLIPS_IN_CACHE = 32
 # Clips per batch where unaugmented features are computed.
 _AT_ONCE = 256
-# Bytes of unaugmented features that a CPU's process keeps of the clips that it trains on.
+# Bytes of unaugmented features for which a CPU's process has room; it fills its clients' alone.
 _KEPT_BYTES = 1 << 30
 
 
@@ -123,8 +123,8 @@ class ClipFeatures:
     def _features(
         self, index: np.ndarray, shift: np.ndarray, noise: np.ndarray, volume: np.ndarray
     ) -> Tensor:
-        if self._table is not None and not (shift.any() or (noise >= 0).any()):
-            return self._unaugmented(self._table, index)
+        if not (shift.any() or (noise >= 0).any()) and (table := self._table) is not None:
+            return self._unaugmented(table, index)
         # A CPU's cache holds the waveforms of a few clips only.
         at_once = _CLIPS_IN_CACHE if self.device.type == "cpu" else index.size
         parts = []
