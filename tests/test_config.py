@@ -207,9 +207,13 @@ def test_every_experiment_of_the_keyword_configurations_can_begin(path):
     from fedtools.tasks import facts_of
 
     whole = yaml.safe_load(path.read_text())
-    networks = {"first": ["head"], "full": ["transformer"], "whisper": ["lora", "head"]}.get(
-        path.stem, NETWORKS.names()
-    )
+    own = {
+        "first": ["head"],
+        "full": ["transformer"],
+        "private": ["head", "layer_norm", "lora", "transformer"],
+        "whisper": ["lora", "head"],
+    }
+    networks = own.get(path.stem, NETWORKS.names())
     assert list(whole["networks"]) == networks
     for network, method, task in itertools.product(networks, whole["methods"], ("12", "35")):
         sections = [f"networks.{network}", f"methods.{method}", f"tasks.{task}.{method}?"]
