@@ -92,14 +92,14 @@ if [ -n "${server_clips}" ]; then
     alone=(--server-clips "${server_clips// /,}")
     first=("Server alone, $(tr ' ' '\n' <<<"${server_clips}" | sort -n | sed 1q) clips")
 fi
-[[ " ${methods} " != *" fedavg "* ]] || first+=(FedAvg)
-[[ -n ${references} || ${#first[@]} -eq 0 ]] || printf -v references '%s;' "${first[@]}"
 [ -z "${running}" ] || check_words running '[A-Za-z0-9][A-Za-z0-9._-]*=.+'
 name_corpora SPEECHCOMMANDS SPEECHCOMMANDS_TEST
 # A grid has its own rows, of any methods of its configuration.
 if "${whole_grid}" && [ -z "${given}" ] && fedtools config "${config}" grid &>/dev/null; then
     methods=$(fedtools config "${config}" methods)
 fi
+[[ " ${methods} " != *" fedavg "* ]] || first+=(FedAvg)
+[[ -n ${references} || ${#first[@]} -eq 0 ]] || printf -v references '%s;' "${first[@]}"
 [ "${split}" != paper ] || take_options "${config}" min_clips=clips.paper_min_clips
 take_options "${config}" networks clips.{clip_seconds,min_clips} landscape_clips=landscape.min_clips \
     rows.dimension
