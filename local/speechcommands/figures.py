@@ -40,7 +40,7 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
                         _line(axes, found, title_of(method), index)
                 for index, setting in enumerate(levels, len(methods)):
                     if found := runs.get(task, network, *setting):
-                        _level(axes, found, varied(*setting), index)
+                        level(axes, found, varied(*setting), index)
                 if levels:
                     _leave_out_untrained(axes)
                 axes.set_title(f"{network_title(network)}, task {task}", fontsize=9)
@@ -67,7 +67,8 @@ def _line(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
         axes.fill_between(rounds, means - spreads, means + spreads, **band)
 
 
-def _level(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
+def level(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
+    """Draw the mean final accuracy of runs as a dashed line across a panel."""
     mean, _ = mean_and_spread(run.lasting for run in runs)
     axes.axhline(mean, label=name, color=line_style(index)["color"], linestyle="--", linewidth=1)
 
@@ -108,7 +109,7 @@ def _draw_alt(axes: Axes, runs: Runs) -> None:
     for index, method in enumerate(("fedavg", "alt")):
         seeds = enumerate(runs.get(*place, method) for place in places)
         found = {at + (index - 0.5) * 0.25: own for at, own in seeds if own}
-        _points(axes, list(found), list(found.values()), title_of(method), index, "none")
+        points(axes, list(found), list(found.values()), title_of(method), index, "none")
     names = [f"{network_title(network)}, {task}" for task, network in places]
     axes.set_xticks(range(len(places)), names, rotation=30, ha="right")
     shown = (runs.get(*place, method) for place in places for method in ("fedavg", "alt"))
@@ -125,7 +126,7 @@ def _draw_option(axes: Axes, runs: Runs, option: str, symbol: str) -> None:
             # Equidistant, because the values are 0 and steps of a factor of ten.
             at = [values.index(value) for value in found]
             name = f"{network_title(network)}, {task}"
-            _points(axes, at, list(found.values()), name, index, "-")
+            points(axes, at, list(found.values()), name, index, "-")
             index += 1
     shown = (seeds for found in varied.values() for seeds in found.values())
     axes.set_xticks(range(len(values)), values)
@@ -133,9 +134,10 @@ def _draw_option(axes: Axes, runs: Runs, option: str, symbol: str) -> None:
     _title_and_legend(axes, f"FedKWS-UI by {symbol}", shown)
 
 
-def _points(
+def points(
     axes: Axes, at: Sequence[float], runs: Sequence[Sequence[Run]], name: str, index: int, line: str
 ) -> None:
+    """Draw final accuracies, means with standard deviations over seeds, at some places."""
     found = [mean_and_spread(run.lasting for run in seeds) for seeds in runs]
     means, spreads = [mean for mean, _ in found], [spread or 0.0 for _, spread in found]
     axes.errorbar(at, means, spreads, linestyle=line, capsize=2.5, label=name, **line_style(index))

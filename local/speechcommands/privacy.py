@@ -140,10 +140,8 @@ class Accuracies:
             figure.suptitle(title, fontsize=10, wrap=True)
 
     def _panel(self, axes: Axes, network: str) -> None:
-        from figures import mean_and_spread
+        from figures import level, points
         from matplotlib.ticker import FuncFormatter
-
-        from fedtools.core.drawing import line_style
 
         own = [one for one in self.rows if one.setting.network == network]
         series: dict[str, list[Private]] = {}
@@ -156,21 +154,15 @@ class Accuracies:
                     name += f", server {one.server}"
                 series.setdefault(name, []).append(one)
         for index, (name, found) in enumerate(series.items()):
-            places = [mean_and_spread(run.lasting for run in one.runs) for one in found]
-            axes.errorbar(
-                [one.epsilon or 0.0 for one in found], [mean for mean, _ in places],
-                [spread or 0.0 for _, spread in places], capsize=2.5, label=name,
-                **line_style(index),
-            )  # fmt: skip
+            epsilons = [one.epsilon or 0.0 for one in found]
+            points(axes, epsilons, [one.runs for one in found], name, index, "-")
         silent = [one.runs for one in own if one.epsilon is None]
         levels = {"no noise": silent[0]} if silent else {}
         for setting in self.runs.alone:
             levels[varied(*setting)] = self.runs.get(self.task, network, *setting)
         for index, (name, runs) in enumerate(levels.items(), len(series)):
             if runs:
-                mean, _ = mean_and_spread(run.lasting for run in runs)
-                colour = line_style(index)["color"]
-                axes.axhline(mean, label=name, color=colour, linestyle="--", linewidth=1)
+                level(axes, runs, name, index)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.set_xticks(sorted({one.epsilon for one in own if one.epsilon is not None}))

@@ -56,12 +56,7 @@ def probabilities(
         raise ValueError("a class has no item to train on")
     logits = 1 if labels.max() == 1 else int(labels.max()) + 1
     if labels.shape[1] * logits > _FEW:
-        return np.stack(
-            [
-                _by_scikit_learn(learnt, tested, one, own, strength)
-                for one, own in zip(labels, kept, strict=True)
-            ]
-        )
+        return _one_by_one(learnt, tested, labels, kept, strength)
     values = max((labels.shape[1] * logits) ** 2, learnt.size)
     size = max(1, _AT_ONCE // values)
     # Threads wait longer for one another than such matrices take.
@@ -72,6 +67,14 @@ def probabilities(
                 for at in range(0, len(labels), size)
             ]
         )
+
+
+def _one_by_one(
+    learnt: np.ndarray, tested: np.ndarray, labels: np.ndarray, kept: np.ndarray, strength: float
+) -> np.ndarray:
+    """Return the probabilities of classifiers by scikit-learn, (B, items, classes)."""
+    each = zip(labels, kept, strict=True)
+    return np.stack([_by_scikit_learn(learnt, tested, one, own, strength) for one, own in each])
 
 
 def _by_scikit_learn(
@@ -103,12 +106,7 @@ def _together(
     # Of two classes, only the second has a logit.
     target = hot[..., 1:] if hot.shape[2] == 2 else hot
     if (solved := _solved(products, target, weights)) is None:
-        return np.stack(
-            [
-                _by_scikit_learn(learnt, tested, one, own, strength)
-                for one, own in zip(labels, kept, strict=True)
-            ]
-        )
+        return _one_by_one(learnt, tested, labels, kept, strength)
     gradients, intercepts = solved
     return np.round(_predicted(across @ gradients + intercepts[:, None]), _DECIMALS)
 
