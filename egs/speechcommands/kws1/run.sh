@@ -128,8 +128,8 @@ fit_projections() {
     largest=$(tr ' ' '\n' <<<"${server_clips}" | sort -n | tail -n 1)
     for task in ${tasks}; do
         tabbed "${dump}/${task}/server${largest}" "${exp}/${task}/projection"
-    done | each "${cpu_cmd}" projection fedtools fit-projection --pretrained "${pretrained}" \
-        --dimension "${dimension}"
+    done | each "${train_cmd}" projection fedtools fit-projection --pretrained "${pretrained}" \
+        --dimension "${dimension}" --ngpu "${ngpu}"
 }
 
 [ "${made}" = none ] || stated=${config}
