@@ -17,7 +17,7 @@ the last digits of numpy and scipy are without effect.
 Total variation distance of a value's distribution from the exact one:
 
 - If U were continuous, it would be decided otherwise only where one of the 191-bit intervals holds
-  the tail at a half step. As |Z| is below 16.3, these are fewer than 16.3 * deviation + 2, each of
+  the tail at a half step. As |Z| < 16.3, these are fewer than 16.3 * deviation + 2, each of
   probability 2^-191: together below 2^-142 for a deviation of 2^44.
 - The tail at a half step is in error by a factor of at most 1 + 2^-190: 60 digits are 203 bits, and
   the error of its argument grows at most by a factor of 16.3^2 + 1. The sum over half steps of

@@ -92,9 +92,9 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> tuple
     rows = rows_of(runs)
     summary = summary_of(rows)
     pictures = {name: picture_path(path, page, name) for name in PICTURES}
+    private = of_epsilon(runs)
     pictures |= {
-        f"privacy-{one.task}": picture_path(path, page, f"privacy-{one.task}")
-        for one in of_epsilon(runs)
+        f"privacy-{one.task}": picture_path(path, page, f"privacy-{one.task}") for one in private
     }
     if not runs.methods(True):
         del pictures["accuracy"]
@@ -102,7 +102,7 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> tuple
         del pictures["ablation"]
     if not places_drawn(runs):
         del pictures["detection"]
-    title, *below = _section(path, runs, page, pictures)
+    title, *below = _section(path, runs, page, pictures, private)
     if text := learnt(runs):
         below = [text, *below]
     head = [title, _provenance(path, runs, page)]
@@ -116,7 +116,7 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> tuple
     for name, draw in drawings.items():
         if name in pictures:
             draw(pictures[name], runs, _caption(runs, page))
-    for one in of_epsilon(runs):
+    for one in private:
         one.draw(pictures[f"privacy-{one.task}"], _caption(runs, page))
     if all(row.counts for row in rows):
         write_record(record_file(path, page.section), section, rows)
@@ -143,7 +143,13 @@ def _caption(runs: Runs, page: KeywordPage) -> str:
     return page.corpus.caption + config + shared_too
 
 
-def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path]) -> list[str]:
+def _section(
+    path: Path,
+    runs: Runs,
+    page: KeywordPage,
+    pictures: dict[str, Path],
+    private: Sequence[Accuracies],
+) -> list[str]:
     """Return the section's title, and what is below the summary."""
     caption, published = _caption(runs, page), Published(page.paper)
     here = "mini" if page.corpus.mini else "here"
@@ -191,7 +197,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         ]
     if "ablation" in pictures:
         parts.append(image(f"Ablations, {caption}", pictures["ablation"].name))
-    for one in of_epsilon(runs):
+    for one in private:
         name = f"privacy-{one.task}"
         parts += [
             f"**{caption}: user-level privacy, task {one.task}.** {NOTE_OF_EPSILON}",

@@ -17,6 +17,7 @@ from fedtools.data.datadir import DataDir, write_table
 
 # Where `soak.py` keeps the noise key, next to the record of releases.
 SECRET = "secret"
+PRIVATE = '--set method_conf.epsilon=8 --set method_conf.personal=["*norm*"]'
 BLOCKS = '["encoder.embed.*","encoder.encoders.0.*"]'
 # name -> options of FMP and of its privacy.
 FMP = {
@@ -74,6 +75,10 @@ ROWS: list[tuple[str, str, Sequence[str], Sequence[str]]] = [
     ("decode-features", "decode {}/decoupled {}/valid {}/new", ["decoupled"], ["train", "valid"]),
     ("show-features", "show {}/decoupled", ["decoupled"], ["train", "valid"]),
     ("aggregate-kws", "aggregate {}/kwssent", ["kwssent"], ["clips"]),
+    ("aggregate-private", "aggregate {}/privatesent", ["privatesent", SECRET], ["clips"]),
+    ("rounds-private", "rounds {}/private", ["private", SECRET], ["clips"]),
+    ("privacy-models", "privacy {}/private", ["private", SECRET], ["clips"]),
+    ("publish", "publish {}/private {}/new", ["private", SECRET], ["clips"]),
     ("train-fedopt", "rounds {}/fedopt", ["fedopt"], ["clips"]),
     (
         "train-ivectors",
@@ -186,6 +191,11 @@ def _features(root: Path, call) -> None:
     call(kws_init("kwssent", "fedkws_ui").split())
     call("sample {}/kwssent".split())
     call("train-local {}/kwssent".split())
+    call(f"{kws_init('privatesent', 'dpfedavg')} {PRIVATE}".split())
+    call("sample {}/privatesent".split())
+    call("train-local {}/privatesent".split())
+    shutil.copytree(root / "privatesent", root / "private")
+    call("aggregate {}/private".split())
     call(kws_init("fedopt", "fedopt").split())
     call("rounds {}/fedopt --to 1".split())
 

@@ -149,16 +149,21 @@ def make_commands(kinds: dict[str, dict[str, str]]) -> dict[str, str]:
     return pages
 
 
+def escape(line: str) -> str:
+    """Escape characters of Markdown, but for code, so that they mean themselves."""
+
+    def replace(found: re.Match[str]) -> str:
+        # Python-Markdown knows no backslash before this one.
+        return found[1] or ("&lt;" if found[2] == "<" else f"\\{found[2]}")
+
+    return re.sub(r"(`[^`]*`)|([<*\\])", replace, line)
+
+
 def read_docstring(module: str) -> str:
     """Return a module's docstring as Markdown, with the path of its file."""
     found = importlib.import_module(module)
     lines = inspect.cleandoc(found.__doc__ or "").splitlines()
-    # Characters of Markdown mean themselves, but for code in the line and indented blocks.
-    escape = re.compile(r"(`[^`]*`)|([<*\\])")
-    text = "\n".join(
-        line if line.startswith("    ") else escape.sub(lambda at: at[1] or f"\\{at[2]}", line)
-        for line in lines
-    )
+    text = "\n".join(line if line.startswith("    ") else escape(line) for line in lines)
     file = os.path.relpath(found.__file__ or "", Path(fedtools.__file__).parent.parent)
     return f"{text}\n\nSource: [`{file}`]({file})\n"
 
