@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from fedtools.core.errors import UserError
 from fedtools.exchange.messages import MessageWriter, Payload, Refusal, Report, read_messages
+from fedtools.exchange.origin import Origin
 from fedtools.exchange.states import load_state, save_state, spec_of
 from fedtools.exchange.values import Values
 from fedtools.methods.fedavg import FedAvg
@@ -25,7 +26,7 @@ from fedtools.server import aggregate
 from fedtools.server.aggregate import Bound, check_min_clients, combine
 from fedtools.server.shares import client_weights
 
-BASE = "0" * 64
+ORIGIN = Origin("f" * 64, 1, "0" * 64)
 SHAPES = {
     "empty": ((0, 3), "float32"),
     "long": ((3, aggregate._CHUNK // 2 + 1), "float32"),
@@ -52,11 +53,11 @@ def random_states(number: int, spec: dict, seed: int = 0) -> dict[str, dict[str,
 
 def send(folder, states: dict, spec: dict, jobs: list[list[str]]):
     for job, clients in enumerate(jobs, 1):
-        with MessageWriter(folder, job, clients, Payload(spec), BASE) as writer:
+        with MessageWriter(folder, job, clients, Payload(spec), ORIGIN) as writer:
             for client in clients:
                 tensors = {name: value[None] for name, value in states[client].items()}
                 writer.send([Report(client, 1, 1)], tensors)
-    messages, refusals = read_messages(folder, jobs, list(states), Payload(spec), BASE)
+    messages, refusals = read_messages(folder, jobs, list(states), Payload(spec), ORIGIN)
     assert not refusals
     return messages
 
@@ -511,11 +512,11 @@ def test_one_nan_of_a_stack_costs_its_own_update_alone(tmp_path):
     _, states = around(tmp_path, [1.0] * 20)
     states["c005"]["deep"][2, 2, 2] = np.nan
     clients, payload = list(states), Payload(MODEL)
-    with MessageWriter(tmp_path, 1, clients, payload, BASE) as writer:
+    with MessageWriter(tmp_path, 1, clients, payload, ORIGIN) as writer:
         reports = [Report(c, 1, 1, 1e308 if c == "c011" else 1.0) for c in clients]
         rows = {name: np.stack([states[c][name] for c in clients]) for name in MODEL}
         writer.send(reports, rows)
-    messages, refusals = read_messages(tmp_path, [clients], clients, payload, BASE)
+    messages, refusals = read_messages(tmp_path, [clients], clients, payload, ORIGIN)
     bound = Bound(tmp_path / "base", 100)
     refusals += combine(messages, [1] * 19, tmp_path / "mean", MODEL, bound=bound)
     assert [refusal.client for refusal in refusals] == ["c011", "c005"]
@@ -747,10 +748,11 @@ def test_memory_stays_under_three_models(tmp_path):
 import sys
 from tests.bench.bench_aggregate import peak
 from fedtools.exchange.messages import Payload, read_messages
+from fedtools.exchange.origin import Origin
 from fedtools.server.aggregate import Bound, combine
 from pathlib import Path
 folder, spec = sys.argv[1], {spec}
-messages, _ = read_messages(Path(folder), [{clients}], {clients}, Payload(spec), "{BASE}")
+messages, _ = read_messages(Path(folder), [{clients}], {clients}, Payload(spec), {ORIGIN})
 bound = Bound(Path(folder) / "base", 100)
 before = peak()
 assert combine(messages, [1] * 8, folder + "/mean", spec, bound=bound) == []

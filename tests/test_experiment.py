@@ -154,6 +154,28 @@ def test_who_was_sampled_is_computed_again(world, tmp_path):
     assert first in listed.read_text().split()
 
 
+def test_messages_of_another_experiment_do_not_count(world, tmp_path):
+    """Neither do those of another round, though both started from the same state."""
+    one, other = (
+        counts.begin(world, tmp_path / name, "--set", f"clients_per_round={number}")
+        for name, number in (("one", 5), ("other", 6))
+    )
+    for path in (one, other):
+        counts.fedtools(world, "sample", path).ok()
+    counts.fedtools(world, "train-local", other).ok()
+    same = (path / "round_0001" / "global.safetensors" for path in (one, other))
+    assert len({path.read_bytes() for path in same}) == 1
+    for file in (other / "round_0001").glob("update.*"):
+        shutil.copy(file, one / "round_0001")
+    counts.fedtools(world, "aggregate", one).fails(1, "is of another experiment")
+    counts.fedtools(world, "train-local", one).ok()
+    table = one / "round_0001" / "update.1.tsv"
+    text = table.read_text()
+    table.write_text(re.sub("\t1\t([0-9a-f]{64}\t)", r"\t2\t\1", text))
+    assert table.read_text() != text
+    counts.fedtools(world, "aggregate", one).fails(1, "is of another round")
+
+
 def flip(path: Path) -> None:
     """Flip a bit in the middle of a file."""
     raw = bytearray(path.read_bytes())

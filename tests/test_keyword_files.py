@@ -370,7 +370,7 @@ def test_damaged_tables(trained, cli, tmp_path):
     for number, (damaged, said) in enumerate(
         (
             (whole.replace(clients[0], "../x"), "update.2.tsv:2: client '../x' is not usable as"),
-            (whole.replace("\tok", "\tok\tok", 1), "update.2.tsv:2: 9 fields, the header has 8"),
+            (whole.replace("\tok", "\tok\tok", 1), "update.2.tsv:2: 11 fields, the header has 10"),
             (whole[:-1], f"update.2.tsv:{whole.count(chr(10))}: the last line has no end"),
         )
     ):

@@ -33,10 +33,11 @@ from fedtools.exchange.messages import (
     read_messages,
     remove_messages,
 )
+from fedtools.exchange.origin import Origin
 from fedtools.exchange.sent_features import write_features
 from fedtools.exchange.states import load_state
 
-BASE = "0123456789abcdef" * 4
+ORIGIN = Origin("fedcba9876543210" * 4, 7, "0123456789abcdef" * 4)
 SPEC = {"bias": ((3,), "float32"), "scale": ((), "float64"), "weight": ((2, 3), "float32")}
 CLIENTS = ["alice", "bob", "carol", "dave"]
 LEFT_OUT = "the loss is nan"
@@ -60,16 +61,16 @@ def stack(clients, spec=SPEC, tensors=state) -> dict[str, np.ndarray]:
     return {name: np.stack([one[name] for one in states]) for name in spec}
 
 
-def write(folder, job, clients, left_out=(), spec=SPEC, tensors=state, base=BASE, order=None):
+def write(folder, job, clients, left_out=(), spec=SPEC, tensors=state, origin=ORIGIN, order=None):
     """Write a job's files, with its clients sent one by one."""
-    with MessageWriter(folder, job, clients, Payload(spec), base) as writer:
+    with MessageWriter(folder, job, clients, Payload(spec), origin) as writer:
         for client in order or clients:
             writer.send([report(client, left_out)], stack([client], spec, tensors))
 
 
-def read(folder, jobs, sampled=None, spec=SPEC, base=BASE):
+def read(folder, jobs, sampled=None, spec=SPEC, origin=ORIGIN):
     sampled = sampled or [client for job in jobs for client in job]
-    return read_messages(folder, jobs, sampled, Payload(spec), base)
+    return read_messages(folder, jobs, sampled, Payload(spec), origin)
 
 
 HALVES = [CLIENTS[:2], CLIENTS[2:]]
@@ -116,7 +117,7 @@ def test_stacks_and_orders_of_sending_change_no_byte(tmp_path_factory, left_out,
     one, other = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("other")
     write(one, 1, CLIENTS, left_out)
     ends = sorted(data.draw(st.sets(st.integers(1, 3))) | {len(CLIENTS)})
-    with MessageWriter(other, 1, CLIENTS, Payload(SPEC), BASE) as writer:
+    with MessageWriter(other, 1, CLIENTS, Payload(SPEC), ORIGIN) as writer:
         for begin, end in zip([0, *ends], ends, strict=False):
             part = order[begin:end]
             writer.send([report(client, left_out) for client in part], stack(part))
@@ -146,7 +147,7 @@ def test_who_is_left_out_has_a_row_and_sends_zeros(tmp_path_factory, left_out):
             assert np.array_equal(back[name][index], expected)
     for message in messages:
         assert np.array_equal(row_of(message, "weight"), state(message.client)["weight"])
-    assert job_complete(tmp_path, 1, CLIENTS, Payload(SPEC), BASE)
+    assert job_complete(tmp_path, 1, CLIENTS, Payload(SPEC), ORIGIN)
 
 
 def bad_if(bad: bool, client: str) -> dict[str, np.ndarray]:
@@ -165,7 +166,7 @@ def bad_if(bad: bool, client: str) -> dict[str, np.ndarray]:
     ],
 )
 def test_no_more_digits_are_sent_than_are_used(tmp_path, loss, seconds, sent):
-    with MessageWriter(tmp_path, 1, ["a"], Payload(), BASE) as writer:
+    with MessageWriter(tmp_path, 1, ["a"], Payload(), ORIGIN) as writer:
         writer.send([Report("a", 3, 1, loss, seconds)])
     header, row = (tmp_path / "update.1.tsv").read_text().splitlines()
     found = dict(zip(header.split("\t"), row.split("\t"), strict=True))
@@ -173,7 +174,7 @@ def test_no_more_digits_are_sent_than_are_used(tmp_path, loss, seconds, sent):
 
 
 def test_losses_that_are_no_numbers_are_left_out_without_a_trace(tmp_path):
-    with MessageWriter(tmp_path, 1, ["a"], Payload(), BASE) as writer:
+    with MessageWriter(tmp_path, 1, ["a"], Payload(), ORIGIN) as writer:
         writer.send([Report("a", 3, 1, float("nan"), 0.1, "diverged:\n\tloss nan " + "x" * 400)])
     (row,) = read_tsv(tmp_path / "update.1.tsv", COLUMNS)
     assert row["loss"] == "0.0" and row["status"].startswith("diverged: loss nan xxx")
@@ -185,7 +186,7 @@ def test_memory_does_not_grow_with_clients(tmp_path):
     clients = [f"c{number}" for number in range(50)]
     tensors = {"a": np.ones((1, 1 << 18), "float32")}
     tracemalloc.start()
-    with MessageWriter(tmp_path, 1, clients, Payload(spec), BASE) as writer:
+    with MessageWriter(tmp_path, 1, clients, Payload(spec), ORIGIN) as writer:
         for client in clients:
             writer.send([Report(client)], tensors)
     assert len(read(tmp_path, [clients], None, spec)[0]) == 50
@@ -203,14 +204,14 @@ def test_payloads_of_no_model(tmp_path, spec):
     assert [message.client for message in messages] == ["alice", "carol", "dave"]
     assert [refusal.client for refusal in refusals] == ["bob"]
     assert {message.bytes for message in messages} == {11 * 8 if spec else 0}
-    assert job_complete(tmp_path, 1, CLIENTS, Payload(spec), BASE)
+    assert job_complete(tmp_path, 1, CLIENTS, Payload(spec), ORIGIN)
     if spec:
         back = load_state(tmp_path / "update.1.safetensors")
         assert np.array_equal(back["counts"][2], state("carol", spec)["counts"])
 
 
 def test_zero_utterances_and_steps_are_allowed(tmp_path):
-    with MessageWriter(tmp_path, 1, ["a"], Payload(), BASE) as writer:
+    with MessageWriter(tmp_path, 1, ["a"], Payload(), ORIGIN) as writer:
         writer.send([Report("a")])
     (message,), refusals = read(tmp_path, [["a"]], None, {})
     assert (message.utterances, message.steps, message.loss, message.bytes) == (0, 0, 0.0, 0)
@@ -221,13 +222,13 @@ def test_a_job_without_clients(tmp_path):
     write(tmp_path, 1, CLIENTS)
     write(tmp_path, 2, [])
     assert len(read(tmp_path, [CLIENTS, []])[0]) == 4
-    assert job_complete(tmp_path, 2, [], Payload(SPEC), BASE)
+    assert job_complete(tmp_path, 2, [], Payload(SPEC), ORIGIN)
 
 
 def test_an_error_leaves_nothing(tmp_path):
     with (
         pytest.raises(KeyError),
-        MessageWriter(tmp_path, 1, CLIENTS, Payload(SPEC), BASE) as writer,
+        MessageWriter(tmp_path, 1, CLIENTS, Payload(SPEC), ORIGIN) as writer,
     ):
         writer.send([report("alice")], stack(["alice"]))
         raise KeyError
@@ -256,7 +257,7 @@ def test_an_error_leaves_nothing(tmp_path):
 def test_methods_that_break_their_word(tmp_path, wrong):
     with (
         pytest.raises(ValueError),
-        MessageWriter(tmp_path, 1, CLIENTS[:2], Payload(SPEC), BASE) as writer,
+        MessageWriter(tmp_path, 1, CLIENTS[:2], Payload(SPEC), ORIGIN) as writer,
     ):
         writer.send([report("bob")], stack(["bob"]))
         wrong(writer)
@@ -265,25 +266,27 @@ def test_methods_that_break_their_word(tmp_path, wrong):
 
 def test_a_client_comes_once_in_a_job(tmp_path):
     with pytest.raises(ValueError, match="duplicated"):
-        MessageWriter(tmp_path, 1, ["a", "b", "a"], Payload(), BASE)
+        MessageWriter(tmp_path, 1, ["a", "b", "a"], Payload(), ORIGIN)
 
 
 def test_ids_stay_in_the_folder(tmp_path):
     for clients in (["../x"], ["a/b"], [""], ["."]):
         with pytest.raises(UserError, match="not usable as an id"):
-            MessageWriter(tmp_path / "round", 1, clients, Payload(SPEC), BASE)
+            MessageWriter(tmp_path / "round", 1, clients, Payload(SPEC), ORIGIN)
     assert list(tmp_path.rglob("*x*")) == []
 
 
 def test_what_is_complete(tmp_path):
-    def complete(clients=("alice", "bob"), spec=SPEC, base=BASE):
-        return job_complete(tmp_path, 1, clients, Payload(spec), base)
+    def complete(clients=("alice", "bob"), spec=SPEC, origin=ORIGIN):
+        return job_complete(tmp_path, 1, clients, Payload(spec), origin)
 
     assert not complete()
     write(tmp_path, 1, ["alice", "bob"])
     assert complete()
     assert not complete(["alice"]) and not complete(["bob", "alice"]) and not complete(CLIENTS)
-    assert not complete(base="f" * 64) and not complete(spec={"bias": SPEC["bias"]})
+    assert not complete(origin=ORIGIN._replace(base="f" * 64)) and not complete(
+        spec={"bias": SPEC["bias"]}
+    )
     whole = (tmp_path / "update.1.safetensors").read_bytes()
     (tmp_path / "update.1.safetensors").write_bytes(whole[:-1])
     assert not complete()
@@ -291,14 +294,14 @@ def test_what_is_complete(tmp_path):
 
 def test_what_a_kill_leaves_is_removed(tmp_path):
     """Its own files are removed, with the table first."""
-    write(tmp_path, 1, CLIENTS[:2], base="f" * 64)
+    write(tmp_path, 1, CLIENTS[:2], origin=ORIGIN._replace(base="f" * 64))
     write(tmp_path, 2, CLIENTS[2:])
     before = files(tmp_path)
-    writer = MessageWriter(tmp_path, 1, CLIENTS[:2], Payload(SPEC), BASE)
+    writer = MessageWriter(tmp_path, 1, CLIENTS[:2], Payload(SPEC), ORIGIN)
     writer.send([report("bob")], stack(["bob"]))
     assert "update.1.tsv" not in files(tmp_path)
     assert [refusal.client for refusal in read(tmp_path, HALVES)[1]] == ["alice", "bob"]
-    assert not job_complete(tmp_path, 1, CLIENTS[:2], Payload(SPEC), BASE)
+    assert not job_complete(tmp_path, 1, CLIENTS[:2], Payload(SPEC), ORIGIN)
     write(tmp_path, 1, CLIENTS[:2])
     assert len(read(tmp_path, HALVES)[0]) == 4
     assert {name: before[name] for name in ("update.2.tsv", "update.2.safetensors")}.items() <= (
@@ -321,7 +324,7 @@ def test_messages_are_removed_and_nothing_else(tmp_path):
 def refused(folder, jobs=HALVES, payload=Payload(SPEC), limits=None) -> dict[str, str]:
     """Return refused clients -> reasons; check that all others arrived, once, and in order."""
     sampled = [client for job in jobs for client in job]
-    messages, refusals = read_messages(folder, jobs, sampled, payload, BASE, limits)
+    messages, refusals = read_messages(folder, jobs, sampled, payload, ORIGIN, limits)
     reasons = {refusal.client: refusal.reason for refusal in refusals}
     assert len(reasons) == len(refusals)
     assert [m.client for m in messages] == [c for c in sampled if c not in reasons]
@@ -401,6 +404,8 @@ def set_field(path, line, column, value):
         ("seconds", "1e10", "1e+10 seconds cannot be"),
         ("bytes", "43", "43 bytes announced, 44 sent"),
         ("bytes", "45", "45 bytes announced, 44 sent"),
+        ("experiment", "f" * 64, "is of another experiment"),
+        ("round", "8", "is of another round"),
         ("base", "f" * 64, "another global state"),
         ("status", "", "left out by its job"),
         ("status", "a \x1b[31mred\u202e", "left out by its job: a ?[31mred?"),
@@ -418,7 +423,7 @@ def test_nonsense_in_a_row_loses_its_client(jobs, column, value, said):
     ("change", "said"),
     [
         (lambda text: text.replace("carol", "../x"), ":2: client '../x' is not usable"),
-        (lambda text: text.replace("carol", "a\tb"), ":2: 9 fields, the header has 8"),
+        (lambda text: text.replace("carol", "a\tb"), ":2: 11 fields, the header has 10"),
         (lambda text: text.replace("client", "klient"), ":1: the header is"),
         (lambda text: text[:-1], ":3: the last line has no end"),
         (lambda text: "", ":1: the header is ''"),
@@ -463,7 +468,7 @@ def test_what_is_no_regular_file_loses_the_job(jobs, suffix, kind):
     reasons = refused(jobs)
     assert set(reasons) == {"carol", "dave"}
     assert all(f"update.2.{suffix}: " in reason for reason in reasons.values())
-    assert not job_complete(jobs, 2, CLIENTS[2:], Payload(SPEC), BASE)
+    assert not job_complete(jobs, 2, CLIENTS[2:], Payload(SPEC), ORIGIN)
 
 
 def test_files_of_jobs_that_do_not_exist_are_ignored_with_a_warning(jobs, capsys):
@@ -512,7 +517,7 @@ def test_one_table_that_names_all(tmp_path):
     clients = [f"c{number:02}" for number in range(20)]
     spec = {"a": ((1,), "float32")}
     for job, client in enumerate(clients, 1):
-        with MessageWriter(tmp_path, job, [client], Payload(spec), BASE) as writer:
+        with MessageWriter(tmp_path, job, [client], Payload(spec), ORIGIN) as writer:
             writer.send([Report(client)], {"a": np.ones((1, 1), "float32")})
     for client in clients[:7] + clients[8:]:
         add_row(tmp_path / "update.8.tsv", client)
@@ -538,7 +543,7 @@ def test_who_has_no_row_or_came_twice(jobs):
 def bytes_of(folder, jobs=HALVES, payload=Payload(SPEC)) -> dict[str, int]:
     """Return refused clients -> bytes received of them."""
     sampled = [client for job in jobs for client in job]
-    refusals = read_messages(folder, jobs, sampled, payload, BASE)[1]
+    refusals = read_messages(folder, jobs, sampled, payload, ORIGIN)[1]
     return {refusal.client: refusal.bytes for refusal in refusals}
 
 
@@ -559,14 +564,14 @@ def test_one_bad_client_of_a_stack_costs_its_own_message_alone(tmp_path):
     reports = [Report(client, 7, 3, 0.5, 0.1) for client in clients]
     reports[4] = reports[4]._replace(loss=1e308)
     reports[11] = reports[11]._replace(reason="diverged: loss nan")
-    with MessageWriter(tmp_path, 1, clients, Payload(SPEC), BASE) as writer:
+    with MessageWriter(tmp_path, 1, clients, Payload(SPEC), ORIGIN) as writer:
         writer.send(reports, {n: np.ones((20, *s), k) for n, (s, k) in SPEC.items()})
     reasons = refused(tmp_path, [clients])
     assert list(reasons) == ["c04", "c11"]
 
 
 def test_torch_tensors(tmp_path):
-    with MessageWriter(tmp_path / "torch", 1, CLIENTS, Payload(SPEC), BASE) as writer:
+    with MessageWriter(tmp_path / "torch", 1, CLIENTS, Payload(SPEC), ORIGIN) as writer:
         tensors = {name: torch.from_numpy(rows) for name, rows in stack(CLIENTS).items()}
         # A view that is not in C order, and a parameter.
         tensors["weight"] = torch.nn.Parameter(tensors["weight"].mT.contiguous().mT)
@@ -593,7 +598,7 @@ def matrices(client: str, *lengths: int, width: int = WIDTH) -> list[tuple[str, 
 def send_features(folder, payload=SOUND, left_out=(), **sent):
     """Send each client's features in job 1, by default two utterances."""
     clients = [client for client in CLIENTS if client in sent] or CLIENTS[:3]
-    with MessageWriter(folder, 1, clients, payload, BASE) as writer:
+    with MessageWriter(folder, 1, clients, payload, ORIGIN) as writer:
         for client in clients:
             tensors = stack([client]) if payload.tensors else None
             own = sent.get(client, matrices(client, 7, 9))
@@ -607,7 +612,7 @@ def send_features(folder, payload=SOUND, left_out=(), **sent):
 def test_features_come_back(tmp_path, payload):
     send_features(tmp_path, payload, left_out=["bob"])
     assert not (tmp_path / "features.bob.ark").exists()
-    messages, refusals = read_messages(tmp_path, [CLIENTS[:3]], CLIENTS[:3], payload, BASE)
+    messages, refusals = read_messages(tmp_path, [CLIENTS[:3]], CLIENTS[:3], payload, ORIGIN)
     assert [refusal.client for refusal in refusals] == ["bob"]
     for message in messages:
         expected = dict(matrices(message.client, 7, 9))
@@ -632,16 +637,16 @@ def test_the_seconds_of_features_are_those_in_which_they_are_computed(tmp_path):
             time.sleep(0.2)
             yield one
 
-    with MessageWriter(tmp_path, 1, ["alice"], SOUND, BASE) as writer:
+    with MessageWriter(tmp_path, 1, ["alice"], SOUND, ORIGIN) as writer:
         writer.send([report("alice")._replace(utterances=2)], None, slowly())
-    (message,), _ = read_messages(tmp_path, [["alice"]], ["alice"], SOUND, BASE)
+    (message,), _ = read_messages(tmp_path, [["alice"]], ["alice"], SOUND, ORIGIN)
     # The work it reported before that is 1.2.
     assert 1.59 <= message.seconds < 60
 
 
 def test_who_sends_no_features_is_refused(tmp_path):
     send_features(tmp_path, alice=[], bob=matrices("bob", 3))
-    messages, refusals = read_messages(tmp_path, [CLIENTS[:2]], CLIENTS[:2], SOUND, BASE)
+    messages, refusals = read_messages(tmp_path, [CLIENTS[:2]], CLIENTS[:2], SOUND, ORIGIN)
     assert [message.client for message in messages] == ["bob"]
     assert [(one.client, one.reason) for one in refusals] == [
         ("alice", "features.alice.scp: no utterance")
@@ -666,7 +671,7 @@ def test_features_of_an_earlier_try_are_removed(tmp_path):
 def test_features_that_were_not_announced(tmp_path, payload, reports, features):
     with (
         pytest.raises(ValueError, match="features"),
-        MessageWriter(tmp_path, 1, CLIENTS[:2], payload, BASE) as writer,
+        MessageWriter(tmp_path, 1, CLIENTS[:2], payload, ORIGIN) as writer,
     ):
         writer.send([report(client) for client in reports], None, features)
 
@@ -832,7 +837,7 @@ def test_features_have_the_bits_that_were_asked_for(tmp_path, bits, wanted):
     for clients, written in ((CLIENTS[:2], wanted), (CLIENTS[2:3], bits)):
         for client in clients:
             write_features(tmp_path, client, matrices(client, 7, 9), written)
-    with MessageWriter(tmp_path, 1, CLIENTS[:3], Payload(), BASE) as writer:
+    with MessageWriter(tmp_path, 1, CLIENTS[:3], Payload(), ORIGIN) as writer:
         writer.send([report(client)._replace(utterances=2) for client in CLIENTS[:3]])
     for client in CLIENTS[:3]:
         mend_bytes(tmp_path, client)
@@ -908,19 +913,21 @@ def test_damage_loses_its_clients_or_is_read_as_it_stands(name, seed):
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for job, clients in enumerate(HALVES, 1):
-            with MessageWriter(folder, job, clients, BOTH, BASE) as writer:
+            with MessageWriter(folder, job, clients, BOTH, ORIGIN) as writer:
                 for client in clients:
                     row = report(client)._replace(utterances=2)
                     writer.send([row], stack([client]), iter(matrices(client, 7, 9)))
-        whole = {one.client: one for one in read_messages(folder, HALVES, CLIENTS, BOTH, BASE)[0]}
+        whole = {one.client: one for one in read_messages(folder, HALVES, CLIENTS, BOTH, ORIGIN)[0]}
         assert whole.keys() == set(CLIENTS)
         damage(folder / name, seed, *(folder / other for other in SENT))
         assert set(refused(folder, HALVES, BOTH)) <= SENT[name]
-        for message in read_messages(folder, HALVES, CLIENTS, BOTH, BASE)[0]:
+        for message in read_messages(folder, HALVES, CLIENTS, BOTH, ORIGIN)[0]:
             if name != "update.2.tsv" or message.client not in SENT[name]:
                 assert numbers_of(message)[:6] == numbers_of(whole[message.client])[:6]
             else:
-                lines = (line.split("\t") for line in (folder / name).read_text().splitlines())
+                # Not splitlines(), which ends lines at other characters, too.
+                text = (folder / name).read_bytes().decode()
+                lines = (line.split("\t") for line in text.removesuffix("\n").split("\n"))
                 for row in (dict(zip(COLUMNS, line, strict=True)) for line in lines):
                     if row["client"] == message.client:
                         told = int(row["utterances"]), int(row["steps"]), float(row["loss"])

@@ -16,6 +16,7 @@ from fedtools.core.tables import write_tsv
 from fedtools.exchange.experiment import Experiment, write_sums
 from fedtools.exchange.ledger import write_ledger
 from fedtools.exchange.messages import COLUMNS, MessageWriter, Payload, Report, read_messages
+from fedtools.exchange.origin import Origin
 from fedtools.exchange.sent_features import Features
 from fedtools.exchange.states import make_header, row_bytes
 from fedtools.federation.federation import Federation
@@ -48,12 +49,12 @@ def sparse(path: Path, parameters: int, *leading: int) -> None:
     os.truncate(path, layout.size)
 
 
-def send(folder: Path, start_sum: str, sends: object, parameters: int) -> Payload:
+def send(folder: Path, origin: Origin, sends: object, parameters: int) -> Payload:
     """Send the one client's message in a round: the model, an hour of features, or nothing."""
     if sends == SHARED:
         model = {"shared": ((parameters,), "float32")}
         sparse(folder / "update.1.safetensors", parameters, 1)
-        row = dict.fromkeys(COLUMNS, 0) | {"client": "au", "base": start_sum, "status": "ok"}
+        row = dict.fromkeys(COLUMNS, 0) | origin.columns() | {"client": "au", "status": "ok"}
         write_tsv(folder / "update.1.tsv", COLUMNS, [row | {"bytes": row_bytes(model)}])
         return Payload(model)
     payload, features, count = Payload(), {}, 0
@@ -61,7 +62,7 @@ def send(folder: Path, start_sum: str, sends: object, parameters: int) -> Payloa
         payload, count = Payload(features=Features(WIDTH, sends.bits)), HOUR
         values = np.random.default_rng(0).normal(size=(LONG, WIDTH)).astype("f4")
         features["features"] = [(f"au-{at:03}", values) for at in range(HOUR)]
-    with MessageWriter(folder, 1, ["au"], payload, start_sum) as writer:
+    with MessageWriter(folder, 1, ["au"], payload, origin) as writer:
         writer.send([Report("au", count)], **features)
     return payload
 
@@ -81,8 +82,9 @@ def run_rounds(path: Path, parameters: int) -> Path:
         payload, found = Payload(), ([], [])
         if clients:
             experiment.round(number).write_sample(clients, 1)
-            payload = send(folder, start_sum, phase.sends, parameters)
-            found = read_messages(folder, [clients], clients, payload, start_sum)
+            origin = Origin(experiment.label, number, start_sum)
+            payload = send(folder, origin, phase.sends, parameters)
+            found = read_messages(folder, [clients], clients, payload, origin)
             assert not found[1]
         round = Round(experiment, number, clients, start_sum, payload, frozenset())
         rows = _ledger_rows(federation, Server(round, method, *found), time.monotonic())

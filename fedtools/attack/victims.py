@@ -139,7 +139,7 @@ def received(federation: Federation, number: int) -> tuple[list[Message], list[R
         jobs_of(federation, number),
         folder.sampled(),
         federation.payload(federation.method.phase(number)),
-        folder.start_sum(),
+        folder.origin(),
     )
 
 

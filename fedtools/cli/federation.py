@@ -46,6 +46,11 @@ def init(
         help="With user-level privacy: the public list of clients, also of those without data. "
         "Default: the clients that the data have.",
     ),
+    sites: Path = typer.Option(
+        None,
+        metavar="FILE",
+        help="A table with the columns client and site: who holds whose data. Default: no sites.",
+    ),
     seed: int = typer.Option(0, min=0, help="Random seed."),
     set_: list[str] = typer.Option(
         [], "--set", help="Override an option of the YAML file: training.grad_clip=1."
@@ -61,11 +66,11 @@ def init(
     printed, too. The base is the model of --start or, with network hf, a Hugging Face folder.
 
     Reads: the YAML of --config; the folders of --data (the list of clients, and a fingerprint of
-    the data) and of --asset; the list of --clients; the model of --start.
+    the data) and of --asset; the list of --clients; the table of --sites; the model of --start.
 
     Writes: EXP/config.yaml, data.yaml, software.yaml, clients.txt, sha256sums, init.safetensors,
-    round_0001/global.safetensors; base.safetensors if a model is adapted; and EXP/commands.sh, to
-    which later commands add themselves.
+    round_0001/global.safetensors; base.safetensors if a model is adapted; sites.tsv with --sites;
+    and EXP/commands.sh, to which later commands add themselves.
 
     Example in egs/speechcommands/kws1: fedtools init exp/mini/keywords/dscnn/fedavg/seed1 \
         --config conf/mini.yaml --section networks.dscnn --section methods.fedavg --method fedavg \
@@ -88,6 +93,7 @@ def init(
             start=start,
             seed=seed,
             listed=clients,
+            sites=sites,
         )
     if said:
         print(said)
@@ -216,10 +222,20 @@ def train_local(
 
 
 @command("aggregate", "Federation")
-def aggregate(experiment: Path = EXPERIMENT, round_: int = ROUND, ngpu: int = NGPU) -> None:
+def aggregate(
+    experiment: Path = EXPERIMENT,
+    round_: int = ROUND,
+    without: list[str] = typer.Option(
+        [],
+        metavar="SITE",
+        help="Close the round without this site's messages; may be given several times.",
+    ),
+    ngpu: int = NGPU,
+) -> None:
     """Validate and aggregate a round's updates.
 
-    The result is the global state of the next round; then the round is closed.
+    The result is the global state of the next round; then the round is closed. With sites, it waits
+    for no site: it fails until all have answered, or are left out.
 
     Reads: EXP/round_<number>/clients, update.<job>.* and features.<client>.*.
 
@@ -234,7 +250,7 @@ def aggregate(experiment: Path = EXPERIMENT, round_: int = ROUND, ngpu: int = NG
     federation = open_experiment(experiment, ngpu)
     with lock(experiment, "rounds"):
         number = round_ or federation.experiment.last_round() + 1
-        steps.aggregate(federation, number)
+        steps.aggregate(federation, number, without)
         _list_step(experiment, round_, number)
 
 

@@ -17,7 +17,7 @@ from fedtools.core.errors import UserError
 from fedtools.core.text_files import lines_of, open_input
 
 # More than the longest line of a table: names have at most 200 characters.
-_ROW_BYTES = 1024
+_ROW_BYTES = 1280
 
 
 class Seal(NamedTuple):

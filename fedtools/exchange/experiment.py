@@ -3,6 +3,7 @@
 EXP/config.yaml                     fixed at the start, like all files up to sha256sums
 EXP/data.yaml                       fingerprints of the data
 EXP/clients.txt                     all clients, one per line, in C order
+EXP/sites.tsv                       with sites: see `fedtools.exchange.sites`
 EXP/tokens.txt [bpe.model|token_type]  the model's output units
 EXP/base.safetensors                the base model, if only a part of it is trained
 EXP/projection.{safetensors,yaml}   the normalisation of a head's input, if it was fitted
@@ -41,7 +42,10 @@ from fedtools.core.atomic import sha256, write_text
 from fedtools.core.errors import UserError
 from fedtools.core.text_files import read_lines
 from fedtools.exchange.options import read_fixed
+from fedtools.exchange.origin import Origin
 from fedtools.exchange.private import Private
+from fedtools.exchange.sites import FILE as SITES
+from fedtools.exchange.sites import read_sites
 from fedtools.exchange.states import Spec, load_state
 
 _BEGIN_ANEW = "put the original back, or begin another experiment"
@@ -69,6 +73,14 @@ class Experiment:
         self.check_fixed("clients.txt")
         return read_lines(self.path / "clients.txt")
 
+    @cached_property
+    def sites(self) -> dict[str, str]:
+        """Return client -> site; {} if the experiment has no sites."""
+        if SITES not in self.sums:
+            return {}
+        self.check_fixed(SITES)
+        return read_sites(self.path / SITES, self.clients)
+
     def knows(self, client: str) -> bool:
         """Return whether a name is that of a client of the experiment."""
         place = bisect_left(self.clients, client)
@@ -78,6 +90,11 @@ class Experiment:
     def sums(self) -> dict[str, str]:
         """Return name -> SHA-256 of the files that the experiment began with."""
         return read_sums(self.path / "sha256sums")
+
+    @cached_property
+    def label(self) -> str:
+        """Return the SHA-256 of the sums of all that the experiment began with."""
+        return sha256(self.path / "sha256sums")
 
     def check_fixed(self, *names: str) -> None:
         """Check that fixed files, by default all, are as they were when the experiment began.
@@ -191,6 +208,10 @@ class RoundFolder:
         if self.number == 1:
             return self._experiment.sums.get(name, "")
         return self._experiment.round(self.number - 1).sums().get(f"../{name}", "")
+
+    def origin(self) -> Origin:
+        """Return what messages of the round are an answer to; errors as in `start_sum`."""
+        return Origin(self._experiment.label, self.number, self.start_sum())
 
     def shared_state(self, spec: Spec | None = None) -> dict[str, np.ndarray]:
         """Read the state that the server sends; errors as in `start_sum` and `load_state`."""

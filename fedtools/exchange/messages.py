@@ -33,6 +33,7 @@ from fedtools.core.errors import UserError
 from fedtools.core.tables import count, read_tsv, write_tsv
 from fedtools.core.untrusted import Seal, open_received, received_lines, seal_of, sum_of
 from fedtools.data.datadir import check_id
+from fedtools.exchange.origin import Origin
 from fedtools.exchange.sent_features import (
     Features,
     check_features,
@@ -57,7 +58,8 @@ from fedtools.exchange.values import Values
 if TYPE_CHECKING:
     import torch
 
-COLUMNS = ("client", "utterances", "steps", "loss", "seconds", "bytes", "base", "status")
+COLUMNS = ("client", "utterances", "steps", "loss", "seconds", "bytes")
+COLUMNS += ("experiment", "round", "base", "status")
 
 # Statuses of messages that count. With COLLAPSED, nearly all pseudo-labels were empty, so that the
 # model is learning to output nothing. With CAPPED, the server has lowered the weight, by
@@ -173,21 +175,21 @@ def read_messages(
     jobs: Sequence[Sequence[str]],
     sampled: Sequence[str],
     payload: Payload,
-    start_sum: str,
+    origin: Origin,
     limits: Limits | None = None,
 ) -> tuple[list[Message], list[Refusal]]:
     """Validate every message of a round, without reading tensors; features are read.
 
     If a job's table cannot be read, or names a client of another job, or if the tensor file is
     damaged or does not fit the table, all clients of this job are refused, and only these. A client
-    is refused if its row is invalid, has another base, or is duplicated. The values of tensors are
-    left to `fedtools.server.aggregate`. Files of no job are ignored, with a warning.
+    is refused if its row is invalid, has another origin, or is duplicated. The values of tensors
+    are left to `fedtools.server.aggregate`. Files of no job are ignored, with a warning.
 
     Args:
         round_dir: the round's directory.
         jobs: the clients of each job.
         sampled: the clients of the round, in the order in which they are returned.
-        payload, start_sum: as in `MessageWriter`.
+        payload, origin: as in `MessageWriter`.
         limits: upper limits on a client's numbers.
 
     Returns:
@@ -200,7 +202,7 @@ def read_messages(
     came: dict[str, Message | Refusal] = {}
     for job, clients in enumerate(jobs, 1):
         try:
-            rows = _Job(round_dir, job, clients, payload, start_sum, limits or Limits()).rows()
+            rows = _Job(round_dir, job, clients, payload, origin, limits or Limits()).rows()
         except UserError as error:
             reason = f"sent nothing that could be read; {_reason_of(error, round_dir)}"
             rows = {client: Refusal(client, reason) for client in clients}
@@ -257,7 +259,7 @@ class _Job:
     number: int
     clients: Sequence[str]
     payload: Payload
-    start_sum: str
+    origin: Origin
     limits: Limits
 
     def rows(self) -> dict[str, Message | Refusal]:
@@ -324,8 +326,8 @@ class _Job:
         loss, seconds = (_real(row, column, table, line) for column in ("loss", "seconds"))
         if problem := self._beyond(client, utterances, steps, loss, seconds):
             raise UserError(problem, path=table, line=line)
-        if row["base"] != self.start_sum:
-            raise UserError("started from another global state", path=table, line=line)
+        if problem := self.origin.problem(row):
+            raise UserError(problem, path=table, line=line)
         size, frames, sums = row_bytes(self.payload.tensors), 0, dict[str, str]()
         if self.payload.features:
             bounds = self.payload.features
@@ -400,17 +402,17 @@ class MessageWriter:
         job: the job's number.
         clients: the job's clients, in the order of their rows.
         payload: what each client sends.
-        start_sum: SHA-256 of the global state that the clients started from.
+        origin: what the messages are an answer to.
     """
 
     def __init__(
-        self, round_dir: Path, job: int, clients: Sequence[str], payload: Payload, start_sum: str
+        self, round_dir: Path, job: int, clients: Sequence[str], payload: Payload, origin: Origin
     ):
         self._tensors, self._table = paths_of(round_dir, job)
         self._row = {check_id(client, "client"): row for row, client in enumerate(clients)}
         if len(self._row) < len(clients):
             raise ValueError(f"a client is duplicated in {clients}")
-        self._payload, self._start_sum = payload, start_sum
+        self._payload, self._origin = payload, origin
         self._written: dict[str, dict[str, object]] = {}
         # The table first: it marks the job as complete, and without it other files do not count.
         remove(self._table)
@@ -495,7 +497,7 @@ class MessageWriter:
             "loss": rounded(report.loss, _LOSS) if not report.reason else "0.0",
             "seconds": rounded(report.seconds, _SECONDS),
             "bytes": size,
-            "base": self._start_sum,
+            **self._origin.columns(),
             "status": status_of(report.reason, report.empty_labels),
         }
 
@@ -519,9 +521,9 @@ class MessageWriter:
 
 
 def job_complete(
-    round_dir: Path, job: int, clients: Sequence[str], payload: Payload, start_sum: str
+    round_dir: Path, job: int, clients: Sequence[str], payload: Payload, origin: Origin
 ) -> bool:
-    """Return whether a job's files are complete, for exactly these clients and this base.
+    """Return whether a job's files are complete, for exactly these clients and this origin.
 
     A rerun skips complete jobs, but none that another user has written. Arguments as in
     `MessageWriter`.
@@ -536,8 +538,8 @@ def job_complete(
             check_spec(read_layout(tensors).spec, spec, tensors)
     except (FileNotFoundError, UserError):
         return False
-    bases = {row["base"] for row in rows}
-    return bases <= {start_sum} and [row["client"] for row in rows] == list(clients)
+    own = not any(origin.problem(row) for row in rows)
+    return own and [row["client"] for row in rows] == list(clients)
 
 
 # Files open at a time in each thread; all threads together stay below the limit of a process.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtools.core.atomic import atomic_path, sha256
+from fedtools.core.atomic import atomic_path, remove, sha256
 from fedtools.core.config import (
     fix,
     from_mapping,
@@ -31,6 +31,8 @@ from fedtools.exchange.commands import begin_commands
 from fedtools.exchange.experiment import Experiment, write_clients, write_sums
 from fedtools.exchange.options import NAMES, Options
 from fedtools.exchange.private import make_private
+from fedtools.exchange.sites import FILE as SITES
+from fedtools.exchange.sites import read_sites, write_sites
 from fedtools.exchange.states import row_bytes, save_state, spec_of
 from fedtools.federation.code import CODE, defaults_of, kinds_of, own_files, write_code
 from fedtools.federation.user_privacy import begin_protection, noise_key_of, plan_of
@@ -66,6 +68,7 @@ def init(
     start: str | Path | None = None,
     seed: int = 0,
     listed: Path | None = None,
+    sites: Path | None = None,
 ) -> str:
     """Create an experiment: fix its configuration and write the first round's shared tensors.
 
@@ -81,6 +84,7 @@ def init(
         seed: the random seed of the experiment.
         listed: a list of all clients, also of those without data, for methods with user-level
             privacy; by default the clients are those of the data.
+        sites: a table of all clients and their sites, if the federation has sites.
 
     Returns:
         a line on its size, or "" if it had begun already.
@@ -111,6 +115,7 @@ def init(
         raise UserError("asset base needs a model with adapt", path=where)
     made = make_method(method, options.method_conf, where)
     clients = _clients_of(facts, folders["train"], made, listed)
+    located = _sites_of(sites, clients, method)
     known: dict[str, Any] = {"clients": len(clients), "rounds": made.rounds or options.rounds}
     known["model"] = facts.fixed_model(options.model)
     known["training"] = facts.fixed_training(options.model, options.training, where)
@@ -146,14 +151,18 @@ def init(
         _fix_options(path / "config.yaml", options, begun)
         _fix_data(path / "data.yaml", identities)
         if not begun:
-            _write(path, files, clients, states)
+            _write(path, files, clients, located, states)
             record(path, own.values())
             write_code(path, own)
             _close(path, files, facts, made, plan)
-        Experiment(path).check_fixed()
-        if begun and listed and Experiment(path).clients != clients:
+        experiment = Experiment(path)
+        experiment.check_fixed()
+        if listed and experiment.clients != clients:
             problem = f"not the clients that {path} began with"
             raise UserError(problem, path=listed, remedy="begin another experiment")
+        if experiment.sites != located:
+            problem = f"not the sites that {path} began with"
+            raise UserError(problem, path=sites or path, remedy="begin another experiment")
     return "" if begun else _size_of(Experiment(path), made, *states)
 
 
@@ -190,6 +199,15 @@ def _clients_of(facts: Facts, train: Path, method: Method, listed: Path | None) 
         remedy = "add utt2client to it, or take --method centralized"
         raise UserError("the data have no clients", path=train, remedy=remedy)
     return _read_list(listed, clients) if listed else clients
+
+
+def _sites_of(path: Path | None, clients: Sequence[str], method: str) -> dict[str, str]:
+    """Return client -> site; {} without sites."""
+    if path is None:
+        return {}
+    if not clients:
+        raise UserError(f"{method} has no clients", path=path, remedy="leave --sites out")
+    return read_sites(path, clients)
 
 
 def _read_list(path: Path, clients: Sequence[str]) -> list[str]:
@@ -239,7 +257,11 @@ def _fix_options(path: Path, options: Options, begun: bool) -> None:
 
 
 def _write(
-    path: Path, files: Mapping[str, Path], clients: Sequence[str], states: tuple[State, State]
+    path: Path,
+    files: Mapping[str, Path],
+    clients: Sequence[str],
+    sites: Mapping[str, str],
+    states: tuple[State, State],
 ) -> None:
     """Write the files that the experiment begins with.
 
@@ -249,6 +271,11 @@ def _write(
         with atomic_path(path / name) as temporary:
             shutil.copyfile(file, temporary)
     write_clients(path / "clients.txt", clients)
+    if sites:
+        write_sites(path / SITES, sites)
+    else:
+        # Of a command that was killed before it had fixed anything.
+        remove(path / SITES)
     for name, state in zip(("init.safetensors", FIRST), states, strict=True):
         save_state(path / name, state)
 
@@ -263,7 +290,7 @@ def _close(
     if (path / "sha256sums").exists():
         return
     names = ["config.yaml", "data.yaml", "clients.txt", *files]
-    names += [CODE] if (path / CODE).exists() else []
+    names += [name for name in (SITES, CODE) if (path / name).exists()]
     note_replaced(path, noise_key_of(made))
     names += ["init.safetensors", FIRST, *task_of(facts).keep_own(path, made)]
     names += begin_protection(path, made, plan)

@@ -26,6 +26,7 @@ from fedtools.exchange.messages import (
     OK,
     Message,
     MessageWriter,
+    Payload,
     Refusal,
     Report,
     job_complete,
@@ -34,7 +35,9 @@ from fedtools.exchange.messages import (
     status_of,
     sums_of,
 )
+from fedtools.exchange.origin import Origin
 from fedtools.exchange.private import Private
+from fedtools.exchange.sites import by_site, names_of
 from fedtools.federation.evaluations import read_evaluation
 from fedtools.federation.federation import Federation
 from fedtools.methods.base import Method
@@ -47,12 +50,16 @@ _CURVES = 20
 
 
 def sample(experiment: Experiment, method: Method, number: int, jobs: int) -> list[str]:
-    """Sample the clients of a round and cut them into jobs, unless this was done before."""
+    """Sample the clients of a round and cut them into jobs, unless this was done before.
+
+    Args:
+        jobs: the number of jobs; with sites, each of these is a job instead.
+    """
     folder = experiment.round(number)
     folder.require_begun("be sampled")
     folder.start_sum()
     clients = draw(experiment, number, method.phase(number))
-    wanted = max(1, min(jobs, len(clients)))
+    wanted = len(names_of(experiment.sites)) or max(1, min(jobs, len(clients)))
     if not folder.is_sampled():
         folder.write_sample(clients, wanted)
     elif (cut := folder.jobs()) != wanted and not folder.is_done():
@@ -78,10 +85,10 @@ def train_local(federation: Federation, number: int, job: int) -> None:
     phase = federation.method.phase(number)
     units = units_of(federation, sampled, number, jobs)[job - 1]
     clients = [client for unit in units for client in unit]
-    payload, start_sum = federation.payload(phase), folder.start_sum()
-    if job_complete(folder.path, job, clients, payload, start_sum):
+    payload, origin = federation.payload(phase), folder.origin()
+    if job_complete(folder.path, job, clients, payload, origin):
         return
-    with MessageWriter(folder.path, job, clients, payload, start_sum) as writer:
+    with MessageWriter(folder.path, job, clients, payload, origin) as writer:
         for unit in units:
             begun = time.monotonic()
             sent = federation.work(unit, number, phase)
@@ -106,14 +113,24 @@ def _report(number: int, reports: Sequence[Report]) -> None:
 def units_of(
     federation: Federation, sampled: Sequence[str], number: int, jobs: int
 ) -> list[list[list[str]]]:
-    """Return the training units of each job."""
+    """Return the training units of each job; with sites, a site's units are its clients' alone."""
+    if sites := federation.experiment.sites:
+        names, own = names_of(sites), by_site(sites, sampled)
+        if jobs != len(names):
+            problem = f"round {number} is cut into {jobs} jobs, and there are {len(names)} sites"
+            path = federation.experiment.path
+            raise UserError(problem, path=path, remedy=f"run fedtools reset --round {number}")
+        return [
+            federation.task.units(own[site], number) if site in own else []
+            for site in names
+        ]
     units = federation.task.units(sampled, number) if sampled else []
     # The first units take longest. Deal units in serpentine order to balance jobs.
     turns = [*range(jobs), *reversed(range(jobs))]
-    shares: list[list[list[str]]] = [[] for _ in range(jobs)]
+    dealt: list[list[list[str]]] = [[] for _ in range(jobs)]
     for index, unit in enumerate(units):
-        shares[turns[index % len(turns)]].append(unit)
-    return shares
+        dealt[turns[index % len(turns)]].append(unit)
+    return dealt
 
 
 def jobs_of(federation: Federation, number: int) -> list[list[str]]:
@@ -128,8 +145,11 @@ def _seconds_since_sampled(folder: RoundFolder) -> float:
 
 
 @as_configured
-def aggregate(federation: Federation, number: int) -> float:
+def aggregate(federation: Federation, number: int, without: Sequence[str] = ()) -> float:
     """Check a round's messages, compute the next round's shared tensors, and close the round.
+
+    Args:
+        without: sites whose messages do not count, whether or not they came.
 
     Returns:
         the mean training loss over the clients that trained, or the server; NaN if the round was
@@ -145,18 +165,14 @@ def aggregate(federation: Federation, number: int) -> float:
         return math.nan
     begun = time.monotonic()
     phase = method.phase(number)
-    sampled, start_sum = draw(experiment, number, phase), folder.start_sum()
+    sampled, origin = draw(experiment, number, phase), folder.origin()
     parameters = frozenset(federation.states.parameters)
-    round = Round(experiment, number, sampled, start_sum, federation.payload(phase), parameters)
+    round = Round(experiment, number, sampled, origin.base, federation.payload(phase), parameters)
     messages: list[Message] = []
     refusals: list[Refusal] = []
     if sampled:
-        _check_sampled(folder, sampled)
-        limits = federation.task.limits(phase, _seconds_since_sampled(folder))
-        jobs = jobs_of(federation, number)
-        messages, refusals = read_messages(
-            folder.path, jobs, sampled, round.payload, start_sum, limits
-        )
+        _check_sampled(experiment, folder, sampled, without)
+        messages, refusals = _read_round(federation, folder, round.payload, origin, without)
     learner = federation.learner(number) if phase.server_trains else None
     protection = federation.protection
     release = protection.release(number) if protection else None
@@ -179,6 +195,27 @@ def aggregate(federation: Federation, number: int) -> float:
     return server.mean_loss()
 
 
+def _read_round(
+    federation: Federation,
+    folder: RoundFolder,
+    payload: Payload,
+    origin: Origin,
+    without: Sequence[str],
+) -> tuple[list[Message], list[Refusal]]:
+    """Return the messages that count, and a refusal for each other sampled client."""
+    limits = federation.task.limits(
+        federation.method.phase(folder.number), _seconds_since_sampled(folder)
+    )
+    sampled, jobs = folder.sampled(), jobs_of(federation, folder.number)
+    messages, refusals = read_messages(folder.path, jobs, sampled, payload, origin, limits)
+    left = {client for client, site in federation.experiment.sites.items() if site in without}
+    return (
+        [one for one in messages if one.client not in left],
+        [one for one in refusals if one.client not in left]
+        + [Refusal(client, "its site was left out") for client in sampled if client in left],
+    )
+
+
 def tidy(federation: Federation, number: int) -> None:
     """Remove unneeded files of a complete round, which a killed run may have left."""
     if number > 0:
@@ -198,17 +235,30 @@ def _kept(experiment: Experiment, method: Method, number: int) -> bool:
     return experiment.options.keep_updates or method.phase(number).keep
 
 
-def _check_sampled(folder: RoundFolder, sampled: Sequence[str]) -> None:
-    """Raise a `UserError` if the sampled clients are wrong or the table of a job is missing."""
+def _check_sampled(
+    experiment: Experiment, folder: RoundFolder, sampled: Sequence[str], without: Sequence[str]
+) -> None:
+    """Raise a `UserError` if the sampled clients are wrong or the table of a job is missing.
+
+    Tables of sites that are left out, or of which no client was sampled, may be missing.
+    """
     if folder.sampled() != list(sampled):
         path = folder.path / "clients"
         problem = "not the clients drawn for this seed and round"
         raise UserError(problem, path=path, remedy="run fedtools reset, then fedtools sample")
-    for job in range(1, folder.jobs() + 1):
-        table = folder.path / f"update.{job}.tsv"
+    sites = names_of(experiment.sites)
+    if unknown := [name for name in without if name not in sites]:
+        raise UserError(f"no site {unknown[0]!r} to leave out", path=experiment.path)
+    needed = set(by_site(experiment.sites, sampled)) - {*without}
+    for job in range(1, (len(sites) or folder.jobs()) + 1):
+        table, site = folder.path / f"update.{job}.tsv", sites[job - 1] if sites else ""
         # A dangling link counts as present; its clients are refused when it is read.
-        if not os.path.lexists(table):
-            raise UserError("missing", path=table, remedy=f"run fedtools train-local --job {job}")
+        if (site and site not in needed) or os.path.lexists(table):
+            continue
+        problem = f"missing, of site {site}" if site else "missing"
+        remedy = f"run fedtools train-local --job {job}"
+        more = f", or leave it out: --without {site}" if site else ""
+        raise UserError(problem, path=table, remedy=remedy + more)
 
 
 def _scalars(server: Server) -> dict[str, float]:

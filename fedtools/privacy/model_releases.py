@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.core.atomic import sha256
 from fedtools.core.errors import UserError
 from fedtools.core.seeds import seed64
 from fedtools.exchange.experiment import Experiment
@@ -46,8 +45,8 @@ class ModelReleases:
     def __init__(self, experiment: Experiment, option: str | Path | None = None):
         self.plan = UserPlan.read(experiment.path)
         self.record = Record(experiment.path, option)
-        # The SHA-256 of the sums of all files at the start, including the nonce.
-        self.label = sha256(experiment.path / "sha256sums")
+        # Of all files at the start, including the nonce.
+        self.label = experiment.label
         self._experiment, self._option = experiment, option
 
     @cached_property

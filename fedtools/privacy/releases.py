@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.core.atomic import sha256
 from fedtools.exchange.experiment import Experiment
 from fedtools.privacy.key import NoiseKey, open_key
 from fedtools.privacy.marginals import mend, paper_release
@@ -107,7 +106,7 @@ class ReleasesOf(Releases):
         self.plan, self._opened, self._option = plan, experiment, option
         self.record = Record(experiment.path, option)
         # The SHA-256 of the sums of all files at the start, including the nonce.
-        self.experiment = sha256(experiment.path / "sha256sums")
+        self.experiment = experiment.label
 
     def rows(self, clients: Iterable[str]) -> set[tuple[str, Row]]:
         """Return all releases, with their senders."""

@@ -22,10 +22,11 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.exchange.messages import Message, MessageWriter, Payload, Report, read_messages
+from fedtools.exchange.origin import Origin
 from fedtools.exchange.states import Spec, save_state
 from fedtools.server import aggregate
 
-BASE = "0" * 64
+ORIGIN = Origin("f" * 64, 1, "0" * 64)
 NAMES = {
     "read": "reading alone",
     "plain": "plain mean",
@@ -50,7 +51,7 @@ def write_files(folder: Path, clients: list[str], jobs: int, spec: Spec) -> None
     model = {name: random.standard_normal(shape, "float32") for name, (shape, _) in spec.items()}
     for job in range(1, jobs + 1):
         part = clients[job - 1 :: jobs]
-        with MessageWriter(folder, job, part, Payload(spec), BASE) as writer:
+        with MessageWriter(folder, job, part, Payload(spec), ORIGIN) as writer:
             for client in part:
                 rows = {
                     name: tensor[None] + np.float32(int(client)) for name, tensor in model.items()
@@ -85,7 +86,7 @@ def child(what: str, folder: Path, clients: list[str], jobs: int, spec: Spec) ->
     """Run one of four measurements; print seconds, processor seconds and peak memory."""
     before = peak()
     cut = [clients[job::jobs] for job in range(jobs)]
-    messages, refusals = read_messages(folder, cut, clients, Payload(spec), BASE)
+    messages, refusals = read_messages(folder, cut, clients, Payload(spec), ORIGIN)
     assert not refusals, refusals
     start, processor = time.perf_counter(), time.process_time()
     if what == "read":
