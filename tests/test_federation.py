@@ -282,8 +282,8 @@ def test_another_base_is_refused(world, cli, tmp_path):
     table = path / "round_0001" / "update.1.tsv"
     lines = table.read_text().splitlines()
     fields = lines[2].split("\t")
-    assert fields[6] == hashlib.sha256((path / GLOBAL).read_bytes()).hexdigest()
-    fields[6] = "0" * 64
+    assert fields[8] == hashlib.sha256((path / GLOBAL).read_bytes()).hexdigest()
+    fields[8] = "0" * 64
     table.write_text("\n".join([*lines[:2], "\t".join(fields), *lines[3:]]) + "\n")
     cli("aggregate", path).ok()
     assert [row["status"][:7] for row in ledger(path)] == ["ok", "refused", "ok", "ok"]

@@ -72,7 +72,7 @@ above=$(basename "$(dirname "${corpus}")")
 : "${release:=${above}}" "${config:=conf/paper.yaml}"
 [ -n "${COMMONVOICE}" ] && name=${above} || name=mini
 # Whisper has its own features, and so its own folders.
-[ "${config##*/}" != whisper.yaml ] || name+=-whisper
+case ${config##*/} in whisper.yaml | private.yaml) name+=-${config##*/} name=${name%.yaml} ;; esac
 : "${tag:=${name}}"
 take_options "${config}" newcomer_seconds=newcomers.seconds corpus.{hours,server_hours}
 hours=${hours// /,} server_hours=${server_hours// /,}
