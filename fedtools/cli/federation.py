@@ -254,6 +254,67 @@ def aggregate(
         _list_step(experiment, round_, number)
 
 
+@command("site", "Federation")
+def site(
+    experiment: Path = EXPERIMENT,
+    name: str = typer.Option(..., "--site", metavar="NAME", help="The site."),
+    request: int = typer.Option(
+        None, "--round", min=1, help="Write what is asked for in this sampled round instead."
+    ),
+    out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
+) -> None:
+    """Write a site's capsule, or its request in a round.
+
+    Both are for sites that do not share EXP. The capsule, which a site needs once, has the
+    configuration, the initial model and the site's own clients, but no path and no key. With
+    --round, OUT is a request: the state that the site's sampled clients start from. The site's
+    fedtools site-round answers it.
+
+    Reads: EXP.
+
+    Writes: the folder OUT.
+
+    Example in egs/speechcommands/kws1: fedtools site exp/mini/keywords/dscnn/fedavg/seed0 \
+        --site east capsule
+    """
+    from fedtools.exchange.experiment import Experiment
+    from fedtools.federation.site import write_capsule, write_request
+
+    if request is None:
+        write_capsule(experiment, name, out)
+    else:
+        write_request(Experiment(experiment), request, name, out)
+
+
+@command("site-round", "Federation")
+def site_round(
+    capsule: Path = typer.Argument(..., metavar="CAPSULE", help="The folder of fedtools site."),
+    request: Path = typer.Argument(..., metavar="REQUEST", help="What the server asks for."),
+    answer: Path = typer.Argument(..., metavar="ANSWER", help="The folder to write."),
+    data: list[str] = typer.Option(
+        ..., metavar="SPLIT=FOLDER", help="Data directory of train, with the site's clients."
+    ),
+    pretrained: Path = typer.Option(None, help="Folder of a pretrained model."),
+    ngpu: int = NGPU,
+) -> None:
+    """Train a site's clients as the server asks for.
+
+    The same request gives the same answer, also after a kill. The files of ANSWER belong into
+    EXP/round_<number> at the server, whose aggregate checks them as it checks all.
+
+    Reads: CAPSULE, REQUEST; the folders of --data.
+
+    Writes: ANSWER/update.<job>.*; CAPSULE/round_<number>, clients, local.yaml and data.yaml.
+
+    Example in egs/speechcommands/kws1: fedtools site-round capsule request answer \
+        --data train=dump/mini/keywords/train
+    """
+    from fedtools.federation.site import answer as train
+
+    folders = _pairs(data, "--data", "SPLIT=FOLDER")
+    print(train(capsule, folders, str(pretrained or ""), request, answer, device_of(ngpu)))
+
+
 def _list_step(experiment: Path, given: int | None, number: int) -> None:
     """List a step among the experiment's commands, with its round if that was not given."""
     from fedtools.exchange.commands import add_command

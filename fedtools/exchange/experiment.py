@@ -11,6 +11,7 @@ EXP/init.safetensors                the initial model
 EXP/{nonce,noise_key}               with privacy: see `fedtools.privacy.record`
 EXP/sha256sums                      sums of the files above, and of round_0001/global.safetensors
 EXP/software.yaml                   commit and versions at the start
+EXP/{origin,local.yaml}             of a site's capsule: see `fedtools.federation.site`
 EXP/commands.sh                     the commands that made it: `fedtools.exchange.commands`
 EXP/round_0007/global.safetensors   the state that the server sends in round 7: shared tensors only
 EXP/round_0007/{clients,jobs}       the sampled clients; the number of jobs they are split into
@@ -33,21 +34,25 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from fedtools.core.atomic import sha256, write_text
+from fedtools.core.config import read_yaml
 from fedtools.core.errors import UserError
 from fedtools.core.text_files import read_lines
-from fedtools.exchange.options import read_fixed
+from fedtools.exchange.options import Options, read_fixed
 from fedtools.exchange.origin import Origin
 from fedtools.exchange.private import Private
 from fedtools.exchange.sites import FILE as SITES
 from fedtools.exchange.sites import read_sites
 from fedtools.exchange.states import Spec, load_state
 
+# In the capsule of a site: the label of the whole experiment; the site's own paths.
+ORIGIN, LOCAL = "origin", "local.yaml"
 _BEGIN_ANEW = "put the original back, or begin another experiment"
 
 
@@ -65,6 +70,8 @@ class Experiment:
             raise UserError("no experiment here", path=self.path, remedy="run fedtools init")
         self.check_fixed("config.yaml")
         self.options = read_fixed(where)
+        if ORIGIN in self.sums:
+            self.options = with_local(self.options, self.path / LOCAL)
         self.seed = self.options.seed
 
     @cached_property
@@ -93,7 +100,13 @@ class Experiment:
 
     @cached_property
     def label(self) -> str:
-        """Return the SHA-256 of the sums of all that the experiment began with."""
+        """Return the SHA-256 of the sums of all that the experiment began with.
+
+        That of a site's capsule is the label of the experiment that it is a part of.
+        """
+        if ORIGIN in self.sums:
+            self.check_fixed(ORIGIN)
+            return "".join(read_lines(self.path / ORIGIN))
         return sha256(self.path / "sha256sums")
 
     def check_fixed(self, *names: str) -> None:
@@ -291,6 +304,19 @@ class RoundFolder:
     def end_reset(self) -> None:
         """Mark the reset as finished, after the files of this and later rounds were removed."""
         self._resetting.unlink()
+
+
+def with_local(options: Options, path: Path) -> Options:
+    """Return options with the paths of data and model of the site where they are used."""
+    if not path.exists():
+        return options
+    local = read_yaml(path)
+    data, model = local.get("data"), local.get("model")
+    return replace(
+        options,
+        data={**options.data, **(data if isinstance(data, dict) else {})},
+        model={**options.model, **(model if isinstance(model, dict) else {})},
+    )
 
 
 def _sampled(path: Path) -> Path:

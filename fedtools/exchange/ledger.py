@@ -6,7 +6,7 @@ of an experiment is their sum. Seconds differ between runs, all other columns do
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,15 +76,22 @@ def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
     """Yield the rows of one complete round; errors as in `read_ledger`."""
     experiment.round(at).check_ledger()
     path = experiment.round(at).ledger
+    for line, row in enumerate(read_rows(path), 2):
+        if row.round != at:
+            raise UserError(f"{row.client!r} is of another round", path=path, line=line)
+        yield row
+
+
+def read_rows(path: Path, lines: Iterable[str] | None = None) -> Iterator[LedgerRow]:
+    """Yield the rows of a table, each of another client; `lines` if they have been read."""
     seen: set[str] = set()
-    for line, row in enumerate(read_tsv(path, COLUMNS), 2):
+    for line, row in enumerate(read_tsv(path, COLUMNS, lines=lines), 2):
         client = row["client"]
         if client != SERVER_ROW:
             check_id(client, "client", path, line)
-        if client in seen or count(row, "round", path, line) != at:
-            problem = f"{client!r} is duplicated, or is of another round"
-            raise UserError(problem, path=path, line=line)
+        if client in seen:
+            raise UserError(f"{client!r} is duplicated", path=path, line=line)
         seen.add(client)
-        down, up, steps = (count(row, name, path, line) for name in COLUMNS[2:5])
+        at, down, up, steps = (count(row, name, path, line) for name in ("round", *COLUMNS[2:5]))
         theirs, ours, seconds = (number(row, name, path, line) for name in COLUMNS[5:8])
         yield LedgerRow(at, client, down, up, steps, theirs, ours, seconds, row["status"])

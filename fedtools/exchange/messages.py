@@ -58,8 +58,10 @@ from fedtools.exchange.values import Values
 if TYPE_CHECKING:
     import torch
 
-COLUMNS = ("client", "utterances", "steps", "loss", "seconds", "bytes")
-COLUMNS += ("experiment", "round", "base", "status")
+COLUMNS = (
+    *("client", "utterances", "steps", "loss", "seconds", "bytes"),
+    *("experiment", "round", "base", "status"),
+)
 
 # Statuses of messages that count. With COLLAPSED, nearly all pseudo-labels were empty, so that the
 # model is learning to output nothing. With CAPPED, the server has lowered the weight, by

@@ -137,10 +137,9 @@ def init(
     begun = (path / FIRST).exists() and (path / "sha256sums").exists()
     states: tuple[State, State] = ({}, {})
     own: dict[str, Path] = {}
+    new = NewExperiment(options, made, folders, others, Path(start) if start else None, where)
     if not begun:
         # Before anything is fixed, so that a failure to create the model leaves no files.
-        start_from = Path(start) if start else None
-        new = NewExperiment(options, made, folders, others, start_from, where)
         states = _begin(facts, new, seed)
         kinds = kinds_of(options, made, task_of(facts))
         own = own_files(kinds.values(), task_of(facts))
@@ -152,9 +151,10 @@ def init(
         _fix_data(path / "data.yaml", identities)
         if not begun:
             _write(path, files, clients, located, states)
+            more = task_of(facts).write_facts(path, new) if located else []
             record(path, own.values())
             write_code(path, own)
-            _close(path, files, facts, made, plan)
+            _close(path, [*files, *more], facts, made, plan)
         experiment = Experiment(path)
         experiment.check_fixed()
         if listed and experiment.clients != clients:

@@ -120,10 +120,7 @@ def units_of(
             problem = f"round {number} is cut into {jobs} jobs, and there are {len(names)} sites"
             path = federation.experiment.path
             raise UserError(problem, path=path, remedy=f"run fedtools reset --round {number}")
-        return [
-            federation.task.units(own[site], number) if site in own else []
-            for site in names
-        ]
+        return [federation.task.units(own[site], number) if site in own else [] for site in names]
     units = federation.task.units(sampled, number) if sampled else []
     # The first units take longest. Deal units in serpentine order to balance jobs.
     turns = [*range(jobs), *reversed(range(jobs))]

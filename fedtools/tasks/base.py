@@ -200,6 +200,16 @@ class Task(ABC, Generic[By]):
         """Write the initial files that this task alone needs, and return their names."""
         return []
 
+    @staticmethod
+    def write_facts(path: Path, new: NewExperiment[By]) -> list[str]:
+        """Write what a federation with sites knows of its clients, and return the files' names."""
+        return []
+
+    @staticmethod
+    def copy_facts(path: Path, capsule: Path, clients: Sequence[str]) -> list[str]:
+        """Write what is known of a site's clients into its capsule, and return the files' names."""
+        return []
+
     @cached_property
     def models(self) -> Models | None:
         """Return the models that clients train, or None if they train none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
@@ -38,6 +38,8 @@ from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as
 from fedtools.tasks.begin import begin_with, report_trained, split_base
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.kws.clips import ClipCorpus, check_clips, check_samples
+from fedtools.tasks.kws.facts import FILE as FACTS
+from fedtools.tasks.kws.facts import ClientFacts
 from fedtools.tasks.kws.layer_outputs import AboveFrozen, check_outputs, open_outputs
 from fedtools.tasks.kws.memory import keep_freed_memory
 from fedtools.tasks.kws.model import KwsModels, cross_entropy, tensors_of
@@ -116,6 +118,19 @@ class KwsTask(Task[Method]):
         return states
 
     @staticmethod
+    def write_facts(path: Path, new: NewExperiment[Method]) -> list[str]:
+        where = f"{new.where}: training"
+        training = from_mapping(ClipTraining, new.options.training, where)
+        clips = Clips.read(new.data["train"])
+        ClientFacts.of(new.method, clips, training.batch_size).write(path / FACTS)
+        return [FACTS]
+
+    @staticmethod
+    def copy_facts(path: Path, capsule: Path, clients: Sequence[str]) -> list[str]:
+        ClientFacts.read(path / FACTS).write(capsule / FACTS, clients)
+        return [FACTS]
+
+    @staticmethod
     def kinds(options: Options) -> dict[str, type]:
         own = {"training": ClipTraining, "training.augment": Augment, **part_kinds(options.model)}
         if not is_pretrained(options.model):
@@ -123,12 +138,16 @@ class KwsTask(Task[Method]):
         return own
 
     @cached_property
-    def client_facts(self) -> dict[str, np.ndarray]:
-        """Return the method's values for each client, such as its steps: name -> (clients,)."""
-        return prepare(self.method, self.clips.features("train").clips, self.training.batch_size)
+    def client_facts(self) -> ClientFacts:
+        """Return what is known of each client, such as its steps."""
+        if FACTS in self.experiment.sums:
+            self.experiment.check_fixed(FACTS)
+            return ClientFacts.read(self.experiment.path / FACTS)
+        clips = self.clips.features("train").clips
+        return ClientFacts.of(self.method, clips, self.training.batch_size)
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
-        facts = facts_of_clients(self.client_facts, self.clips, clients)
+        facts = self.client_facts.select(clients)
         if self.method.user_privacy:
             # Stacks are cut by names alone, and their clients take the same number of steps. Those
             # of a secret sample would depend on who else is in it.
@@ -167,7 +186,7 @@ class KwsTask(Task[Method]):
             everything = slice(0, len(data.clips.labels))
             return ClipSource(data, [SERVER], [everything], key, self.training, {})
         rows = [self._rows(client) for client in clients]
-        facts = facts_of_clients(self.client_facts, self.clips, clients)
+        facts = self.client_facts.select(clients)
         full = bool(self.method.user_privacy)
         return ClipSource(data, clients, rows, key, self.training, facts, full)
 
@@ -182,7 +201,7 @@ class KwsTask(Task[Method]):
         """Return bounds by the clips and steps that the method knew before the federation began."""
 
         def most(name: str, client: str) -> int:
-            return int(facts_of_clients(self.client_facts, self.clips, [client])[name][0])
+            return int(self.client_facts.select([client])[name][0])
 
         return Limits(
             utterances=lambda client: most("size", client),
@@ -191,8 +210,7 @@ class KwsTask(Task[Method]):
         )
 
     def epochs(self, client: str, steps: int) -> float:
-        rows = self._rows(client)
-        size: int = rows.stop - rows.start
+        size = int(self.client_facts.select([client])["size"][0])
         return steps * min(size, self.training.batch_size) / size if size else 0.0
 
     def load(self, state: State, number: int) -> None:
@@ -264,7 +282,7 @@ class KwsTask(Task[Method]):
             found = [places[name] for name in names]
             chosen = [(features[split].clips, place) for split, place in found]
             data = self.clips.gather(features["train"].clips.taken(chosen, client))
-            facts = facts_of_clients(self.client_facts, self.clips, [client])
+            facts = self.client_facts.select([client])
             rows = [slice(0, len(names))]
             return ClipSource(data, [client], rows, (seed, number), self.training, facts)
 
@@ -301,42 +319,6 @@ def check_like(clips: Clips, train: Path) -> None:
         problem = "not the classes of the training data"
         raise UserError(problem, path=clips.path / "classes.txt", remedy=remedy)
     check_samples(clips, read_length(train), "the training data")
-
-
-def prepare(method: Method, clips: Clips, batch_size: int) -> dict[str, np.ndarray]:
-    """Compute each client's "size", the "entropy" of its labels, and the method's own values.
-
-    Returns:
-        name -> one value for each of `clips.clients`.
-
-    Raises:
-        UserError: if the method cannot work with these clients.
-    """
-    sizes, entropies = clips.sizes, clips.entropies()
-    try:
-        facts = method.prepare(sizes, entropies, batch_size)
-    except ValueError as error:
-        raise UserError(str(error), path=clips.path) from None
-    return {"size": sizes, "entropy": entropies, **facts}
-
-
-def facts_of_clients(
-    facts: Mapping[str, np.ndarray], corpus: ClipCorpus, clients: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """Select some clients' values from `facts`, which has those of all: name -> (clients,).
-
-    A client without clips has the largest number of steps, and zeros otherwise.
-    """
-    names = corpus.features("train").clips.clients
-    places = np.array([bisect_left(names, client) for client in clients], int)
-    there = np.array([names[at : at + 1] == [one] for at, one in zip(places, clients, strict=True)])
-    found = {
-        name: np.where(there, values[np.minimum(places, len(names) - 1)], 0).astype(values.dtype)
-        for name, values in facts.items()
-    }
-    if not there.all():
-        found["steps"] = np.where(there, found["steps"], facts["steps"].max())
-    return found
 
 
 def loss_at(

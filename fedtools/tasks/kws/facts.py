@@ -1,0 +1,91 @@
+"""What a federation of keywords knows of each client: clips, steps, and the method's own values.
+
+    EXP/facts.tsv    with sites: the values of all clients, fixed when the experiment begins
+
+Some methods allot a client's steps by what other clients have, so that a site, which has only its
+own clients' clips, could not compute them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.core.errors import UserError
+from fedtools.core.tables import number, read_tsv, write_tsv
+from fedtools.data.clips import Clips
+from fedtools.methods.base import Method
+
+FILE = "facts.tsv"
+
+
+@dataclass(frozen=True)
+class ClientFacts:
+    """Values of clients.
+
+    Attributes:
+        clients: their names, in C order.
+        values: name -> (clients,); "size" is the number of clips, "steps" that of gradient steps
+            in a round, "entropy" that of the labels, divided by log(classes).
+    """
+
+    clients: Sequence[str]
+    values: Mapping[str, np.ndarray]
+
+    @staticmethod
+    def of(method: Method, clips: Clips, batch_size: int) -> ClientFacts:
+        """Compute the values of all clients that have clips.
+
+        Raises:
+            UserError: if the method cannot work with these clients.
+        """
+        sizes, entropies = clips.sizes, clips.entropies()
+        try:
+            own = method.prepare(sizes, entropies, batch_size)
+        except ValueError as error:
+            raise UserError(str(error), path=clips.path) from None
+        return ClientFacts(clips.clients, {"size": sizes, "entropy": entropies, **own})
+
+    @staticmethod
+    def read(path: Path) -> ClientFacts:
+        """Read a table that `write` has written."""
+        rows = read_tsv(path, None)
+        names = [name for name in (rows[0] if rows else {}) if name != "client"]
+        values = {}
+        for name in names:
+            whole = all(row[name].isdecimal() for row in rows)
+            found = [number(row, name, path, line) for line, row in enumerate(rows, 2)]
+            values[name] = np.array(found, np.int64 if whole else np.float64)
+        return ClientFacts([row["client"] for row in rows], values)
+
+    def write(self, path: Path, clients: Iterable[str] | None = None) -> None:
+        """Write the values of some clients, by default all, with all their digits."""
+        chosen = set(self.clients if clients is None else clients)
+        rows = [
+            {"client": client, **{name: one[place].item() for name, one in self.values.items()}}
+            for place, client in enumerate(self.clients)
+            if client in chosen
+        ]
+        write_tsv(path, ("client", *self.values), rows)
+
+    def select(self, clients: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the values of some clients: name -> (clients,).
+
+        A client without clips has the largest number of steps, and zeros otherwise.
+        """
+        places = np.array([bisect_left(self.clients, client) for client in clients], int)
+        there = np.array(
+            [self.clients[at : at + 1] == [one] for at, one in zip(places, clients, strict=True)]
+        )
+        last = len(self.clients) - 1
+        found = {
+            name: np.where(there, values[np.minimum(places, last)], 0).astype(values.dtype)
+            for name, values in self.values.items()
+        }
+        if not there.all():
+            found["steps"] = np.where(there, found["steps"], self.values["steps"].max())
+        return found

@@ -1,0 +1,260 @@
+"""Sites that share no folder with the server give the bytes of one machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import keyword_world
+import pytest
+import simulated
+from conftest import inside
+
+from fedtools.core.tables import read_tsv
+from fedtools.data.clips import Clip, Clips, write_clips
+
+SITES = {client: "ab"[number % 2] for number, client in enumerate(keyword_world.CLIENTS)}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """Make clips of all, and of each site's own clients."""
+    root = keyword_world.make_world(tmp_path_factory.mktemp("world"))
+    rows = "".join(f"{client}\t{site}\n" for client, site in SITES.items())
+    (root / "sites.tsv").write_text(f"client\tsite\n{rows}")
+    clips = Clips.read(root / "train")
+    for site in "ab":
+        own = []
+        for client in (one for one, at in SITES.items() if at == site):
+            places = clips.rows(client)
+            for place in range(places.start, places.stop):
+                name, label = f"{client}-{place:05d}", clips.classes[int(clips.labels[place])]
+                own.append(Clip(name, client, label, clips.waves[place]))
+        write_clips(root / f"{site}-train", own, clips.classes, [clips.noise])
+    return root
+
+
+def begin(world: Path, path: Path, method: str, *more: str) -> Path:
+    words = (
+        "--config",
+        world / "config.yaml",
+        "--method",
+        method,
+        "--data",
+        f"train={world / 'train'}",
+    )
+    inside("init", path, *words, "--sites", world / "sites.tsv", *more).ok()
+    return path
+
+
+def ask(parts: Path, number: int, site: str, out: Path) -> Path:
+    inside("site", parts, "--site", site, "--round", number, out).ok()
+    return out
+
+
+def run(world: Path, capsule: Path, asked: Path, sent: Path):
+    data = f"train={world / f'{capsule.name}-train'}"
+    return inside("site-round", capsule, asked, sent, "--data", data)
+
+
+def exchange(world: Path, parts: Path, number: int, place: Path, sites: str = "ab") -> None:
+    """Sample a round, and let sites answer by copies of files."""
+    inside("sample", parts).ok()
+    folder = parts / f"round_{number:04d}"
+    drawn = (folder / "clients").read_text().split()
+    for job, site in enumerate("ab", 1):
+        if site in sites and any(SITES[client] == site for client in drawn):
+            asked = ask(parts, number, site, place / f"{site}{number}")
+            sent = place / f"{site}{number}-answer"
+            run(world, place / site, asked, sent).ok()
+            for file in sent.iterdir():
+                assert file.name.startswith(f"update.{job}.")
+                shutil.copy(file, folder)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedkws_ui", "fednorm", "dpfedavg"])
+def test_requests_and_answers_give_the_bytes_of_one_machine(world, tmp_path, method):
+    more = ("--set", "method_conf.client_method=fednorm", "--set", "method_conf.clip=1",
+            "--set", "method_conf.noise=0", "--set", "clients_per_round=null",
+            "--set", "method_conf.epsilon=null") if method == "dpfedavg" else ()  # fmt: skip
+    whole, parts = (begin(world, tmp_path / name, method, *more) for name in ("whole", "parts"))
+    inside("rounds", whole).ok()
+    for site in "ab":
+        inside("site", parts, "--site", site, tmp_path / site).ok()
+    for number in (1, 2, 3, 4):
+        exchange(world, parts, number, tmp_path)
+        inside("aggregate", parts).ok()
+        name = f"round_{number + 1:04d}/global.safetensors"
+        assert (whole / name).read_bytes() == (parts / name).read_bytes()
+        assert costs(whole, number) == costs(parts, number)
+    for site in "ab":
+        held = {one.name for one in (tmp_path / site).glob("clients/*")}
+        assert held <= {one for one, at in SITES.items() if at == site}
+        if method == "fedkws_ui":
+            for name in held:
+                mine, theirs = (
+                    {one.name: one.read_bytes() for one in (path / "clients" / name).rglob("*.s*")}
+                    for path in (tmp_path / site, whole)
+                )
+                assert mine == theirs and mine
+
+
+def costs(path: Path, number: int) -> list[dict[str, str]]:
+    """Return a round's ledger but for seconds."""
+    rows = read_tsv(path / f"round_{number:04d}" / "ledger.tsv", None)
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def test_a_capsule_holds_nothing_of_others(world, tmp_path):
+    parts = begin(world, tmp_path / "parts", "fedkws_ui")
+    inside("site", parts, "--site", "a", tmp_path / "a").ok()
+    held = b"".join(one.read_bytes() for one in (tmp_path / "a").rglob("*") if one.is_file())
+    assert str(world).encode() not in held and str(tmp_path).encode() not in held
+    for client, site in SITES.items():
+        assert (client.encode() in held) == (site == "a")
+    inside("site", parts, "--site", "c", tmp_path / "c").fails(1, "no site 'c'", "there are a, b")
+    inside("site", parts, "--site", "a", tmp_path / "a").fails(1, "already exists")
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.fixture(scope="module")
+def answered(world, tmp_path_factory) -> Path:
+    """Return a folder with the experiment `parts`, two capsules and answers of two rounds."""
+    place = tmp_path_factory.mktemp("answered")
+    parts = begin(world, place / "parts", "fedavg", "--set", "clients_per_round=null")
+    for site in "ab":
+        inside("site", parts, "--site", site, place / site).ok()
+    for number in (1, 2):
+        exchange(world, parts, number, place)
+        inside("aggregate", parts).ok()
+    inside("sample", parts).ok()
+    return place
+
+
+def changed(asked: Path, name: str, old: str, new: str) -> None:
+    text = (asked / name).read_text()
+    assert old in text
+    (asked / name).write_text(text.replace(old, new, 1))
+
+
+FIRST = keyword_world.CLIENTS[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda asked: changed(asked, "request.yaml", "site: a", "site: b"), "not a request for"),
+        (lambda asked: changed(asked, "request.yaml", "experiment: ", "experiment: f"), "not a "),
+        (lambda asked: changed(asked, "request.yaml", "round: 3", "round: 5"), "there are 4"),
+        (lambda asked: changed(asked, "request.yaml", "round: 3", "round: 1"), "of round 2 was"),
+        (lambda asked: changed(asked, "request.yaml", "round: 3", "round: 2"), "differs from the"),
+        (lambda asked: changed(asked, "request.yaml", "round: 3", "round: -1"), "round"),
+        (lambda asked: changed(asked, "request.yaml", "last_round: 2", "last_round: 1"), "know of"),
+        (lambda asked: changed(asked, "request.yaml", "base: ", "base: 0"), "not the state of"),
+        (lambda asked: changed(asked, "clients", FIRST, keyword_world.CLIENTS[1]), "no client of"),
+        (lambda asked: changed(asked, "clients", FIRST, "../x"), "no client of"),
+        (lambda asked: changed(asked, "ledger.tsv", FIRST, keyword_world.CLIENTS[1]), "ledger"),
+        (lambda asked: (asked / "global.safetensors").write_bytes(b"x"), "not the state of"),
+        (lambda asked: os.truncate(asked / "global.safetensors", 10**10), "bytes, more than"),
+        (lambda asked: (asked / "request.yaml").unlink(), "request.yaml"),
+        (lambda asked: (asked / "clients").write_text("x\n" * 10**6), "too long"),
+    ],
+)
+def test_a_request_that_is_not_the_next_is_refused(world, answered, tmp_path, change, said):
+    """In one line, and nothing is sent; the right request is then answered as ever."""
+    asked = ask(answered / "parts", 3, "a", tmp_path / "asked")
+    capsule = Path(shutil.copytree(answered / "a", tmp_path / "a"))
+    bad = Path(shutil.copytree(asked, tmp_path / "bad"))
+    change(bad)
+    run(world, capsule, bad, tmp_path / "sent").fails(1, said)
+    assert not (tmp_path / "sent").exists()
+    run(world, capsule, asked, tmp_path / "right").ok()
+
+
+def test_the_same_request_has_the_same_answer(world, answered, tmp_path):
+    capsule = Path(shutil.copytree(answered / "a", tmp_path / "a"))
+    asked = ask(answered / "parts", 3, "a", tmp_path / "asked")
+    sent = []
+    for name in ("one", "two"):
+        run(world, capsule, asked, tmp_path / name).ok()
+        sent.append({one.name: one.read_bytes() for one in (tmp_path / name).iterdir()})
+    assert sent[0] == sent[1] and sent[0]
+    run(world, capsule, asked, tmp_path / "two").fails(1, "already exists")
+
+
+def test_an_answer_of_another_site_costs_its_own_clients_alone(world, answered, tmp_path):
+    parts = Path(shutil.copytree(answered / "parts", tmp_path / "parts"))
+    for site in "ab":
+        capsule = Path(shutil.copytree(answered / site, tmp_path / site))
+        asked = ask(parts, 3, site, tmp_path / f"asked-{site}")
+        run(world, capsule, asked, tmp_path / f"sent-{site}").ok()
+    # What b sent, under the name of a's job.
+    for file in (tmp_path / "sent-b").iterdir():
+        shutil.copy(file, parts / "round_0003" / file.name)
+        shutil.copy(file, parts / "round_0003" / file.name.replace("update.2", "update.1"))
+    inside("aggregate", parts).ok()
+    rows = read_tsv(parts / "round_0003" / "ledger.tsv", None)
+    lost = {row["client"] for row in rows if "is no client of this job" in row["status"]}
+    assert lost == {client for client, site in SITES.items() if site == "a"}
+    counted = {row["client"] for row in rows if row["status"] == "ok"}
+    assert counted == {"-", *(client for client, site in SITES.items() if site == "b")}
+
+
+def test_data_that_changed_at_the_site_are_named(world, answered, tmp_path):
+    capsule = Path(shutil.copytree(answered / "a", tmp_path / "a"))
+    asked = ask(answered / "parts", 3, "a", tmp_path / "asked")
+    words = ("site-round", capsule, asked, tmp_path / "sent", "--data")
+    inside(*words, f"train={world / 'b-train'}").fails(1, "made with other data")
+    inside(*words, f"train={tmp_path / 'none'}").fails(1, "no such data directory")
+    run(world, capsule, asked, tmp_path / "sent").ok()
+
+
+SPEAKERS = {"au": "a", "en": "b", "in": "a"}
+BLOCKS = '["encoder.embed.*","encoder.encoders.0.*"]'
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory) -> Path:
+    """Make speech of three clients, and of each of two sites."""
+    root = tmp_path_factory.mktemp("speech")
+    train = simulated.data_dir(root / "train", [*SPEAKERS], 4)
+    inside("train-tokens", train / "text", root / "tokens", "--token-type", "char").ok()
+    simulated.config_file(root / "config.yaml", rounds=2)
+    rows = "".join(f"{client}\t{site}\n" for client, site in SPEAKERS.items())
+    (root / "sites.tsv").write_text(f"client\tsite\n{rows}")
+    for site in "ab":
+        (root / f"{site}-train").mkdir()
+        for name in ("text", "utt2spk", "utt2client", "feats.scp", "utt2num_frames"):
+            lines = (train / name).read_text().splitlines(keepends=True)
+            own = [line for line in lines if SPEAKERS[line[:2]] == site]
+            (root / f"{site}-train" / name).write_text("".join(own))
+    return root
+
+
+@pytest.mark.parametrize("method", ["fedavg", "decouplefl"])
+def test_speech_is_trained_on_and_features_are_sent(speech, tmp_path, method):
+    words = ("--config", speech / "config.yaml", "--method", method)
+    words += ("--data", f"train={speech / 'train'}", "--asset", f"tokens={speech / 'tokens'}")
+    words += ("--sites", speech / "sites.tsv", "--set", f"method_conf.personal={BLOCKS}")
+    if method == "decouplefl":
+        words += ("--set", "method_conf.stage1=1", "--set", "method_conf.stage2=1")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for path in (whole, parts):
+        inside("init", path, *words).ok()
+    inside("rounds", whole).ok()
+    for site in "ab":
+        inside("site", parts, "--site", site, tmp_path / site).ok()
+    for number in (1, 2):
+        inside("sample", parts).ok()
+        folder = parts / f"round_{number:04d}"
+        if (folder / "clients").read_text():
+            for site in "ab":
+                asked, sent = tmp_path / f"{site}{number}", tmp_path / f"{site}{number}-answer"
+                run(speech, tmp_path / site, ask(parts, number, site, asked), sent).ok()
+                for file in sent.iterdir():
+                    shutil.copy(file, folder)
+        inside("aggregate", parts).ok()
+        name = f"round_{number + 1:04d}/global.safetensors"
+        assert (whole / name).read_bytes() == (parts / name).read_bytes()
+        assert costs(whole, number) == costs(parts, number)
