@@ -160,6 +160,11 @@ def test_speakers_as_clients_and_newcomers(tmp_path):
     assert "labels of a teacher that follows the model." in page and STAGE_2 not in page
     assert "| DecoupleFL, adapted " in page.partition("newcomers, on their speech after")[2]
     assert "Test speakers are not clients" in page
+    # As if stage 8 had been left out.
+    (path / "newcomers" / "decode_test_rest_spk" / "wer.tsv").unlink()
+    run_with(recipe, "--methods", "decouplefl", *more, "--stage", "9")
+    page = (exp / "RESULTS.md").read_text()
+    assert "| DecoupleFL " in page and "adapted" not in page
 
 
 SPEAKERS = ("--clients", "speaker")

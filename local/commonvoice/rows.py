@@ -9,7 +9,7 @@ PREFIX is the beginning of the names of the report's pictures.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from systems import Systems, method_of, paths, read, title, variants_of
@@ -56,8 +56,9 @@ def note(systems: Systems, options: argparse.Namespace) -> str:
     if options.clients == "speaker":
         epochs = lookup(options.config, "newcomers.epochs")
         parts.append("Test speakers are not clients: they are scored with the layers that all")
-        parts.append("clients share and the baseline's personal layers. '..., adapted' takes")
-        parts.append(f"{epochs} more epochs at each newcomer.")
+        parts.append("clients share and the baseline's personal layers.")
+        if any(adapts(path) for _, path in newcomers(systems, options)):
+            parts.append(f"'..., adapted' takes {epochs} more epochs at each newcomer.")
     return " ".join(parts)
 
 
@@ -75,12 +76,29 @@ def rows(systems: Systems, options: argparse.Namespace, seed: str) -> Iterator[t
         for system, path in paths(options.exp, systems.of_table[table], seed):
             called = title(in_table(systems, table, system))
             yield "--also", f"{name}={called}={path}:{path}/decode_test"
-    if options.clients == "speaker":
-        for system, path in paths(options.exp, systems.main, seed):
+    for system, path in newcomers(systems, options, [seed]):
+        # Stage 8 may have been left out.
+        if adapts(path):
             called = f"{NEWCOMERS}={title(systems.unlabelled(system))}"
             yield "--also", f"{called}={path}:{path}/decode_test_rest"
             adapted = f"{path}/newcomers/decode_test_rest_spk"
             yield "--also", f"{called}, adapted={path}:{adapted}"
+
+
+def newcomers(
+    systems: Systems, options: argparse.Namespace, seeds: Sequence[str] = ()
+) -> list[tuple[str, str]]:
+    """Return the systems and folders of which newcomers are scored, if clients are speakers."""
+    if options.clients != "speaker":
+        return []
+    return [
+        one for seed in seeds or options.seeds for one in paths(options.exp, systems.main, seed)
+    ]
+
+
+def adapts(path: str) -> bool:
+    """Return whether stage 8 has scored the models that newcomers adapted."""
+    return (Path(path) / "newcomers" / "decode_test_rest_spk" / "wer.tsv").exists()
 
 
 def in_table(systems: Systems, table: str, system: str) -> str:
