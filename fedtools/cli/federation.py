@@ -302,7 +302,7 @@ def site_round(
     The same request gives the same answer, also after a kill. The files of ANSWER belong into
     EXP/round_<number> at the server, whose aggregate checks them as it checks all.
 
-    Reads: CAPSULE, REQUEST; the folders of --data.
+    Reads: CAPSULE, REQUEST; the folders of --data and --pretrained.
 
     Writes: ANSWER/update.<job>.*; CAPSULE/round_<number>, clients, local.yaml and data.yaml.
 
