@@ -72,6 +72,13 @@ class ClientFacts:
         ]
         write_tsv(path, ("client", *self.values), rows)
 
+    def value(self, name: str, client: str) -> int:
+        """Return a whole number of one client, as `select` does."""
+        place = bisect_left(self.clients, client)
+        if self.clients[place : place + 1] == [client]:
+            return int(self.values[name][place])
+        return int(self.values[name].max()) if name == "steps" else 0
+
     def select(self, clients: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the values of some clients: name -> (clients,).
 

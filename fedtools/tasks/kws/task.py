@@ -201,7 +201,7 @@ class KwsTask(Task[Method]):
         """Return bounds by the clips and steps that the method knew before the federation began."""
 
         def most(name: str, client: str) -> int:
-            return int(self.client_facts.select([client])[name][0])
+            return self.client_facts.value(name, client)
 
         return Limits(
             utterances=lambda client: most("size", client),
@@ -210,7 +210,7 @@ class KwsTask(Task[Method]):
         )
 
     def epochs(self, client: str, steps: int) -> float:
-        size = int(self.client_facts.select([client])["size"][0])
+        size = self.client_facts.value("size", client)
         return steps * min(size, self.training.batch_size) / size if size else 0.0
 
     def load(self, state: State, number: int) -> None:
