@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+_WRONG = {
+    "experiment": "is of another experiment",
+    "round": "is of another round",
+    "base": "started from another global state",
+}
+
 
 class Origin(NamedTuple):
     """What a message is an answer to; every row of its table says so.
@@ -25,10 +31,7 @@ class Origin(NamedTuple):
 
     def problem(self, row: Mapping[str, str]) -> str:
         """Return what is wrong with the origin that a row gives; "" if it is this one."""
-        found = [name for name, value in self.columns().items() if row[name] != value]
-        wrong = {
-            "experiment": "is of another experiment",
-            "round": "is of another round",
-            "base": "started from another global state",
-        }
-        return wrong[found[0]] if found else ""
+        for name, value in self.columns().items():
+            if row[name] != value:
+                return _WRONG[name]
+        return ""

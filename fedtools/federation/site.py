@@ -17,6 +17,7 @@ A capsule has no path, no key and no nonce of the server's, and no other site's 
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -182,10 +183,10 @@ def answer(
         folder = federation.experiment.round(asked.round).path
         with new_folder(out) as made:
             make_private(made)
-            for path in find_messages(folder):
-                stem, job = path.name.partition(".")[0], str(asked.job)
-                name = path.name.replace("update.1.", f"update.{job}.", 1)
-                shutil.copyfile(path, made / (name if stem == "update" else path.name))
+            # The tables come twice.
+            for path in {*find_messages(folder)}:
+                name = re.sub(r"^update\.1\.", f"update.{asked.job}.", path.name)
+                shutil.copyfile(path, made / name)
     return paths_of(out, asked.job)[1]
 
 
