@@ -65,7 +65,7 @@ def check(path: Path, build: bool, place: tuple) -> None:
         check_experiment(read_config(path, [".".join(place[:3])], []), place[2], path, build)
     if place[0] == "variants":
         method = "decouplefl" if plain == "fedavg" else plain
-        if "dpfedavg" in content["methods"]:
+        if "dpfedavg" in content.get("methods", {}):
             method = "dpfedavg"
         sections = [f"methods.{method}?", f"variants.{place[1]}"]
         check_experiment(read_config(path, sections, []), method, path, build)
