@@ -83,6 +83,8 @@ setup(
         # Pinned: the mini corpus is checked by its hash.
         "espeakng-loader==0.2.4",
         "safetensors>=0.4.3",
+        # Ed25519, for sites that sign what they send.
+        "cryptography>=43",
         "typer>=0.19",
         "pydantic>=2.7",
         "tqdm>=4.66",

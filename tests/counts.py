@@ -110,7 +110,7 @@ TASKS.register("counts")(
             path.name: path.read_text() for path in sorted(Path(folder).iterdir())
         },
         files=lambda data, assets, where: [],
-        clients=lambda folder: sorted(path.name for path in Path(folder).iterdir()),
+        sizes=lambda folder: {path.name: 1 for path in sorted(Path(folder).iterdir())},
         by_client=False,
     )
 )

@@ -11,6 +11,7 @@ import pytest
 import simulated
 from conftest import inside
 
+from fedtools.core.atomic import sha256
 from fedtools.core.tables import read_tsv
 from fedtools.data.clips import Clip, Clips, write_clips
 
@@ -53,9 +54,9 @@ def ask(parts: Path, number: int, site: str, out: Path) -> Path:
     return out
 
 
-def run(world: Path, capsule: Path, asked: Path, sent: Path):
+def run(world: Path, capsule: Path, asked: Path, sent: Path, *more: str | Path):
     data = f"train={world / f'{capsule.name}-train'}"
-    return inside("site-round", capsule, asked, sent, "--data", data)
+    return inside("site-round", capsule, asked, sent, "--data", data, *more)
 
 
 def exchange(world: Path, parts: Path, number: int, place: Path, sites: str = "ab") -> None:
@@ -69,7 +70,7 @@ def exchange(world: Path, parts: Path, number: int, place: Path, sites: str = "a
             sent = place / f"{site}{number}-answer"
             run(world, place / site, asked, sent).ok()
             for file in sent.iterdir():
-                assert file.name.startswith(f"update.{job}.")
+                assert file.name.startswith((f"update.{job}.", "features."))
                 shutil.copy(file, folder)
 
 
@@ -135,9 +136,13 @@ def answered(world, tmp_path_factory) -> Path:
 
 
 def changed(asked: Path, name: str, old: str, new: str) -> None:
-    text = (asked / name).read_text()
+    """Change a file, and what the request states of it."""
+    path = asked / name
+    text, before = path.read_text(), sha256(path)
     assert old in text
-    (asked / name).write_text(text.replace(old, new, 1))
+    path.write_text(text.replace(old, new, 1))
+    request = asked / "request.yaml"
+    request.write_text(request.read_text().replace(before, sha256(path)))
 
 
 FIRST = keyword_world.CLIENTS[0]
@@ -157,6 +162,20 @@ FIRST = keyword_world.CLIENTS[0]
         (lambda asked: changed(asked, "clients", FIRST, keyword_world.CLIENTS[1]), "no client of"),
         (lambda asked: changed(asked, "clients", FIRST, "../x"), "no client of"),
         (lambda asked: changed(asked, "ledger.tsv", FIRST, keyword_world.CLIENTS[1]), "ledger"),
+        (lambda asked: changed(asked, "request.yaml", "attempt: 1", "attempt: 0"), "of attempt 1"),
+        (
+            lambda asked: changed(asked, "request.yaml", "format: 1", "format: 2"),
+            "message format 2",
+        ),
+        (
+            lambda asked: changed(asked, "request.yaml", "fedtools: 0.1", "fedtools: 0.2"),
+            "by fedtools 0.2, and here is 0.1",
+        ),
+        (lambda asked: changed(asked, "request.yaml", "clients: ", "clients: 0"), "what the requ"),
+        (
+            lambda asked: changed(asked, "request.yaml", "ledger.tsv: ", "x: "),
+            "what the re",
+        ),
         (lambda asked: (asked / "global.safetensors").write_bytes(b"x"), "not the state of"),
         (lambda asked: os.truncate(asked / "global.safetensors", 10**10), "bytes, more than"),
         (lambda asked: (asked / "request.yaml").unlink(), "request.yaml"),
@@ -172,6 +191,29 @@ def test_a_request_that_is_not_the_next_is_refused(world, answered, tmp_path, ch
     run(world, capsule, bad, tmp_path / "sent").fails(1, said)
     assert not (tmp_path / "sent").exists()
     run(world, capsule, asked, tmp_path / "right").ok()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedkws_ui"])
+def test_a_new_capsule_does_not_begin_personal_models_anew(world, tmp_path, method):
+    """It would, silently, without what the site's clients have kept; FedAvg's keep nothing."""
+    parts = begin(world, tmp_path / "parts", method, "--set", "clients_per_round=null")
+    for site in "ab":
+        inside("site", parts, "--site", site, tmp_path / site).ok()
+    exchange(world, parts, 1, tmp_path)
+    inside("aggregate", parts).ok()
+    inside("sample", parts).ok()
+    old = shutil.move(tmp_path / "a", tmp_path / "old")
+    inside("site", parts, "--site", "a", tmp_path / "a").ok()
+    asked, sent = ask(parts, 2, "a", tmp_path / "asked"), tmp_path / "sent"
+    if method == "fedavg":
+        run(world, tmp_path / "a", asked, sent).ok()
+        return
+    for _ in range(2):
+        run(world, tmp_path / "a", asked, sent).fails(1, "kept in round 1 is not here")
+        assert not sent.exists()
+    shutil.rmtree(tmp_path / "a")
+    shutil.move(old, tmp_path / "a")
+    run(world, tmp_path / "a", asked, sent).ok()
 
 
 def test_the_same_request_has_the_same_answer(world, answered, tmp_path):
@@ -225,6 +267,7 @@ def speech(tmp_path_factory) -> Path:
     simulated.config_file(root / "config.yaml", rounds=2)
     rows = "".join(f"{client}\t{site}\n" for client, site in SPEAKERS.items())
     (root / "sites.tsv").write_text(f"client\tsite\n{rows}")
+    (root / "site.yaml").write_text("payloads: [models, features]\n")
     for site in "ab":
         (root / f"{site}-train").mkdir()
         for name in ("text", "utt2spk", "utt2client", "feats.scp", "utt2num_frames"):
@@ -253,7 +296,10 @@ def test_speech_is_trained_on_and_features_are_sent(speech, tmp_path, method):
         if (folder / "clients").read_text():
             for site in "ab":
                 asked, sent = tmp_path / f"{site}{number}", tmp_path / f"{site}{number}-answer"
-                run(speech, tmp_path / site, ask(parts, number, site, asked), sent).ok()
+                ask(parts, number, site, asked)
+                if method == "decouplefl" and number == 2:
+                    run(speech, tmp_path / site, asked, sent).fails(1, "no features to be sent")
+                run(speech, tmp_path / site, asked, sent, "--bounds", speech / "site.yaml").ok()
                 for file in sent.iterdir():
                     shutil.copy(file, folder)
         inside("aggregate", parts).ok()

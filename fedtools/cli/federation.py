@@ -51,6 +51,12 @@ def init(
         metavar="FILE",
         help="A table with the columns client and site: who holds whose data. Default: no sites.",
     ),
+    roster: Path = typer.Option(
+        None,
+        metavar="FILE",
+        help="With --sites: a table with the columns site and key, the public keys of all sites "
+        "and of server. What they send each other is then signed. Default: not.",
+    ),
     seed: int = typer.Option(0, min=0, help="Random seed."),
     set_: list[str] = typer.Option(
         [], "--set", help="Override an option of the YAML file: training.grad_clip=1."
@@ -66,11 +72,12 @@ def init(
     printed, too. The base is the model of --start or, with network hf, a Hugging Face folder.
 
     Reads: the YAML of --config; the folders of --data (the list of clients, and a fingerprint of
-    the data) and of --asset; the list of --clients; the table of --sites; the model of --start.
+    the data) and of --asset; the list of --clients; the tables of --sites and --roster; the model
+    of --start.
 
     Writes: EXP/config.yaml, data.yaml, software.yaml, clients.txt, sha256sums, init.safetensors,
-    round_0001/global.safetensors; base.safetensors if a model is adapted; sites.tsv with --sites;
-    and EXP/commands.sh, to which later commands add themselves.
+    round_0001/global.safetensors; base.safetensors if a model is adapted; sites.tsv with --sites
+    and roster.tsv with --roster; and EXP/commands.sh, to which later commands add themselves.
 
     Example in egs/speechcommands/kws1: fedtools init exp/mini/keywords/dscnn/fedavg/seed1 \
         --config conf/mini.yaml --section networks.dscnn --section methods.fedavg --method fedavg \
@@ -94,6 +101,7 @@ def init(
             seed=seed,
             listed=clients,
             sites=sites,
+            roster=roster,
         )
     if said:
         print(said)
@@ -261,6 +269,7 @@ def site(
     request: int = typer.Option(
         None, "--round", min=1, help="Write what is asked for in this sampled round instead."
     ),
+    key: Path = typer.Option(None, metavar="FILE", help="The server's private key."),
     out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
 ) -> None:
     """Write a site's capsule, or its request in a round.
@@ -268,9 +277,9 @@ def site(
     Both are for sites that do not share EXP. The capsule, which a site needs once, has the
     configuration, the initial model and the site's own clients, but no path and no key. With
     --round, OUT is a request: the state that the site's sampled clients start from. The site's
-    fedtools site-round answers it.
+    fedtools site-round answers it. If the experiment has a roster, both are signed.
 
-    Reads: EXP.
+    Reads: EXP; --key.
 
     Writes: the folder OUT.
 
@@ -281,9 +290,29 @@ def site(
     from fedtools.federation.site import write_capsule, write_request
 
     if request is None:
-        write_capsule(experiment, name, out)
+        write_capsule(experiment, name, out, key)
     else:
-        write_request(Experiment(experiment), request, name, out)
+        write_request(Experiment(experiment), request, name, out, key)
+
+
+@command("site-key", "Federation")
+def site_key(
+    key: Path = typer.Argument(..., metavar="FILE", help="The private key."),
+) -> None:
+    """Print the public key of a site or the server.
+
+    The key is made first if there is none. The public keys of all sites and of the server, in the order of their names, are the roster with
+    which fedtools init begins an experiment whose messages are signed.
+
+    Reads: FILE.
+
+    Writes: FILE, an Ed25519 key that only its owner can read, unless it exists.
+
+    Example in egs/speechcommands/kws1: fedtools site-key east.key
+    """
+    from fedtools.exchange.signed import make_key
+
+    print(make_key(key))
 
 
 @command("site-round", "Federation")
@@ -295,24 +324,36 @@ def site_round(
         ..., metavar="SPLIT=FOLDER", help="Data directory of train, with the site's clients."
     ),
     pretrained: Path = typer.Option(None, help="Folder of a pretrained model."),
+    key: Path = typer.Option(None, metavar="FILE", help="The site's private key."),
+    bounds: Path = typer.Option(
+        None,
+        metavar="YAML",
+        help="What the site allows a request to make it do. Default: all but features and code in "
+        "$FEDTOOLS_PATH.",
+    ),
     ngpu: int = NGPU,
 ) -> None:
     """Train a site's clients as the server asks for.
 
     The same request gives the same answer, also after a kill. The files of ANSWER belong into
-    EXP/round_<number> at the server, whose aggregate checks them as it checks all.
+    EXP/round_<number> at the server, whose aggregate checks them as it checks all. A request that
+    is not signed by the server of the roster, that is older than the last, or that asks for more
+    than --bounds allows, is refused.
 
-    Reads: CAPSULE, REQUEST; the folders of --data and --pretrained.
+    Reads: CAPSULE, REQUEST; the folders of --data and --pretrained; --key and --bounds.
 
-    Writes: ANSWER/update.<job>.*; CAPSULE/round_<number>, clients, local.yaml and data.yaml.
+    Writes: ANSWER/update.<job>.* and features.<client>.*; CAPSULE/round_<number>, clients,
+    local.yaml and data.yaml.
 
     Example in egs/speechcommands/kws1: fedtools site-round capsule request answer \
         --data train=dump/mini/keywords/train
     """
+    from fedtools.federation.bounds import read_bounds
     from fedtools.federation.site import answer as train
 
-    folders = _pairs(data, "--data", "SPLIT=FOLDER")
-    print(train(capsule, folders, str(pretrained or ""), request, answer, device_of(ngpu)))
+    folders, model = _pairs(data, "--data", "SPLIT=FOLDER"), str(pretrained or "")
+    allowed = read_bounds(bounds) if bounds else None
+    print(train(capsule, folders, model, request, answer, device_of(ngpu), key, allowed))
 
 
 def _list_step(experiment: Path, given: int | None, number: int) -> None:

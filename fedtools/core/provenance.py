@@ -77,6 +77,18 @@ def software() -> dict[str, str]:
     return found
 
 
+def computing() -> dict[str, str]:
+    """Return the versions and the type of processor that the bytes of results depend on."""
+    kind = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text("utf-8", "replace").splitlines() if info.is_file() else ():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            kind = value.strip()
+            break
+    return {**software(), "processor": kind}
+
+
 def git_hash(folder: Path, *written: str) -> str:
     """Return a checkout's commit, with "-dirty" if files differ from it, or "unknown".
 

@@ -4,6 +4,7 @@ EXP/config.yaml                     fixed at the start, like all files up to sha
 EXP/data.yaml                       fingerprints of the data
 EXP/clients.txt                     all clients, one per line, in C order
 EXP/sites.tsv                       with sites: see `fedtools.exchange.sites`
+EXP/roster.tsv                      with keys of sites: see `fedtools.exchange.signed`
 EXP/tokens.txt [bpe.model|token_type]  the model's output units
 EXP/base.safetensors                the base model, if only a part of it is trained
 EXP/projection.{safetensors,yaml}   the normalisation of a head's input, if it was fitted
@@ -22,6 +23,7 @@ EXP/round_0007/.done                written last: sums of the ledger, of the mes
 EXP/clients/<client>/               the client's private files; no server command opens it
 EXP/server/                         the server's own optimiser, for methods that train there
 EXP/releases.tsv                    with privacy: all that the server has released
+EXP/attempt                         with sites, after a reset: 1, and one more for each reset
 EXP/resetting                       the round that an unfinished reset goes back to
 EXP/averaged.tsv                    the rounds whose models were averaged, by client
 EXP/evaluate_<split>.tsv            figures of the models by round and client
@@ -47,12 +49,16 @@ from fedtools.core.text_files import read_lines
 from fedtools.exchange.options import Options, read_fixed
 from fedtools.exchange.origin import Origin
 from fedtools.exchange.private import Private
+from fedtools.exchange.signed import FILE as ROSTER
+from fedtools.exchange.signed import read_roster
 from fedtools.exchange.sites import FILE as SITES
 from fedtools.exchange.sites import read_sites
 from fedtools.exchange.states import Spec, load_state
 
 # In the capsule of a site: the label of the whole experiment; the site's own paths.
 ORIGIN, LOCAL = "origin", "local.yaml"
+# With sites, how often the experiment was begun or reset.
+ATTEMPT = "attempt"
 _BEGIN_ANEW = "put the original back, or begin another experiment"
 
 
@@ -87,6 +93,20 @@ class Experiment:
             return {}
         self.check_fixed(SITES)
         return read_sites(self.path / SITES, self.clients)
+
+    @cached_property
+    def roster(self) -> dict[str, str]:
+        """Return the public keys of the server and of all sites; {} if nothing is signed."""
+        if ROSTER not in self.sums:
+            return {}
+        self.check_fixed(ROSTER)
+        return read_roster(self.path / ROSTER)
+
+    @property
+    def attempt(self) -> int:
+        """Return 1, and one more for each reset of an experiment with sites."""
+        path = self.path / ATTEMPT
+        return _read_number(path, "an attempt") if path.exists() else 1
 
     def knows(self, client: str) -> bool:
         """Return whether a name is that of a client of the experiment."""
@@ -303,6 +323,10 @@ class RoundFolder:
 
     def end_reset(self) -> None:
         """Mark the reset as finished, after the files of this and later rounds were removed."""
+        experiment = self._experiment
+        if experiment.sites:
+            # What sites were asked for before, they must not be asked for as if it were new.
+            write_text(experiment.path / ATTEMPT, f"{experiment.attempt + 1}\n")
         self._resetting.unlink()
 
 

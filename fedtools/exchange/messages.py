@@ -5,6 +5,7 @@
     update.<job>.safetensors   the clients' tensors, stacked on dimension 0 in the order of the
                                rows; a client that sends nothing has zeros there
     features.<client>.ark .scp a client's features, if the method asks for them
+    update.<job>.answer .sig   of a site: see `fedtools.exchange.answers`
 
 `MessageWriter` writes these files. `read_messages` looks only at the headers of tensors;
 `fedtools.server.aggregate` checks the values while it reads them. Nothing that comes from a client
@@ -41,6 +42,7 @@ from fedtools.exchange.sent_features import (
     received_bytes,
     write_features,
 )
+from fedtools.exchange.signed import signature_of
 from fedtools.exchange.states import (
     Layout,
     Spec,
@@ -65,11 +67,16 @@ COLUMNS = (
 
 # Statuses of messages that count. With COLLAPSED, nearly all pseudo-labels were empty, so that the
 # model is learning to output nothing. With CAPPED, the server has lowered the weight, by
-# `Method.max_weight_ratio`. With LARGE, a few clients have most of what the server uses.
+# `Method.max_weight_ratio`. With LARGE, a few clients have most of what the server uses. With
+# OTHER, a site has another torch or processor than the server, so that its training may differ by
+# rounding from that of the server's machine.
 OK, COLLAPSED, CAPPED, LARGE = "ok", "collapsed", "weight lowered", "large share"
-COUNTED = OK, COLLAPSED, CAPPED, LARGE
+OTHER = "other torch or processor"
+COUNTED = OK, COLLAPSED, CAPPED, LARGE, OTHER
 COLLAPSED_FROM = 0.95  # share of empty labels in a round
 
+# Of these files; sites and server must have the same.
+FORMAT = 1
 # Far more than any client has, or can do.
 MOST_UTTERANCES, _MOST_STEPS = 10**6, 10**9
 # A mean over utterances or clips, in nats; with a larger loss, training has diverged.
@@ -197,7 +204,10 @@ def read_messages(
     Returns:
         The messages that count, and a refusal for each other client.
     """
-    expected = {path for job in range(1, len(jobs) + 1) for path in paths_of(round_dir, job)}
+    expected = set[Path]()
+    for job in range(1, len(jobs) + 1):
+        answer = answer_path(round_dir, job)
+        expected |= {*paths_of(round_dir, job), answer, signature_of(answer)}
     for path in sorted(set(round_dir.glob("update.*")) - expected):
         name = path.name if path.name.isprintable() else ascii(path.name)
         print(f"{round_dir}/{name}: no job was to write this file; ignored", file=sys.stderr)
@@ -246,6 +256,11 @@ def remove_messages(round_dir: Path) -> None:
 def paths_of(round_dir: Path, job: int) -> tuple[Path, Path]:
     """Return the paths of the tensors and the table of a job."""
     return round_dir / f"update.{job}.safetensors", round_dir / f"update.{job}.tsv"
+
+
+def answer_path(round_dir: Path, job: int) -> Path:
+    """Return the path of a site's statement on its job: see `fedtools.exchange.answers`."""
+    return round_dir / f"update.{job}.answer"
 
 
 def stacked(spec: Spec, clients: int) -> Spec:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,10 @@ class Private:
     def has(self, name: str) -> bool:
         """Return whether `load` would find tensors."""
         return any(at < self.number and self._path(name, at).exists() for at in self._rounds())
+
+    def keeps(self, rounds: Collection[int]) -> bool:
+        """Return whether anything was kept in some rounds."""
+        return any(at in rounds for at in self._rounds())
 
     def save(self, name: str, tensors: Mapping[str, np.ndarray | torch.Tensor]) -> None:
         """Save tensors for a later round."""

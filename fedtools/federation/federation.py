@@ -105,9 +105,12 @@ class Federation:
         return Payload(shared, values=of_model(shared))
 
     @cached_property
-    def _with_data(self) -> frozenset[str]:
-        """Return the clients with training data; others are in the list of clients alone."""
-        return frozenset(self.facts.clients(self.task.data_path("train")))
+    def sizes(self) -> Mapping[str, int]:
+        """Return the training utterances or clips of the clients with data.
+
+        Others are in the list of clients alone.
+        """
+        return self.facts.sizes(self.task.data_path("train"))
 
     def load_result(self, client: str | None, number: int) -> None:
         """Load the state that `client` uses after round `number` (0: initial) into the task.
@@ -132,7 +135,7 @@ class Federation:
 
     def _work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
         assert phase.client_update is not None
-        if self.method.user_privacy and not any(client in self._with_data for client in clients):
+        if self.method.user_privacy and not any(client in self.sizes for client in clients):
             raise NoData("has no data")
         update = phase.client_update
         if not self.task.models:

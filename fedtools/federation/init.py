@@ -31,8 +31,10 @@ from fedtools.exchange.commands import begin_commands
 from fedtools.exchange.experiment import Experiment, write_clients, write_sums
 from fedtools.exchange.options import NAMES, Options
 from fedtools.exchange.private import make_private
+from fedtools.exchange.signed import FILE as ROSTER
+from fedtools.exchange.signed import SERVER, read_roster, write_roster
 from fedtools.exchange.sites import FILE as SITES
-from fedtools.exchange.sites import read_sites, write_sites
+from fedtools.exchange.sites import names_of, read_sites, write_sites
 from fedtools.exchange.states import row_bytes, save_state, spec_of
 from fedtools.federation.code import CODE, defaults_of, kinds_of, own_files, write_code
 from fedtools.federation.user_privacy import begin_protection, noise_key_of, plan_of
@@ -69,6 +71,7 @@ def init(
     seed: int = 0,
     listed: Path | None = None,
     sites: Path | None = None,
+    roster: Path | None = None,
 ) -> str:
     """Create an experiment: fix its configuration and write the first round's shared tensors.
 
@@ -85,6 +88,7 @@ def init(
         listed: a list of all clients, also of those without data, for methods with user-level
             privacy; by default the clients are those of the data.
         sites: a table of all clients and their sites, if the federation has sites.
+        roster: a table of public keys of the server and the sites, if messages are signed.
 
     Returns:
         a line on its size, or "" if it had begun already.
@@ -116,6 +120,7 @@ def init(
     made = make_method(method, options.method_conf, where)
     clients = _clients_of(facts, folders["train"], made, listed)
     located = _sites_of(sites, clients, method)
+    keys = _keys_of(roster, located)
     known: dict[str, Any] = {"clients": len(clients), "rounds": made.rounds or options.rounds}
     known["model"] = facts.fixed_model(options.model)
     known["training"] = facts.fixed_training(options.model, options.training, where)
@@ -150,7 +155,7 @@ def init(
         _fix_options(path / "config.yaml", options, begun)
         _fix_data(path / "data.yaml", identities)
         if not begun:
-            _write(path, files, clients, located, states)
+            _write(path, files, clients, located, keys, states)
             more = task_of(facts).write_facts(path, new) if located else []
             record(path, own.values())
             write_code(path, own)
@@ -163,6 +168,9 @@ def init(
         if experiment.sites != located:
             problem = f"not the sites that {path} began with"
             raise UserError(problem, path=sites or path, remedy="begin another experiment")
+        if experiment.roster != keys:
+            problem = f"not the keys that {path} began with"
+            raise UserError(problem, path=roster or path, remedy="begin another experiment")
     return "" if begun else _size_of(Experiment(path), made, *states)
 
 
@@ -178,6 +186,9 @@ def _size_of(experiment: Experiment, method: Method, whole: State, sent: State) 
         found.insert(0, f"{total} clients, {taken} in round 1")
         alike = phase.sends == SHARED or isinstance(phase.sends, Changes)
         back = ", and as much comes back" * alike
+        if experiment.roster:
+            fingerprint = experiment.sums[ROSTER]
+            found.insert(0, f"a roster of {len(experiment.roster)} keys, fingerprint {fingerprint}")
         found.append(
             f"{size_text(size)} to each client, {size_text(taken * size)} in a round{back}"
         )
@@ -208,6 +219,18 @@ def _sites_of(path: Path | None, clients: Sequence[str], method: str) -> dict[st
     if not clients:
         raise UserError(f"{method} has no clients", path=path, remedy="leave --sites out")
     return read_sites(path, clients)
+
+
+def _keys_of(path: Path | None, sites: Mapping[str, str]) -> dict[str, str]:
+    """Return site -> public key, and that of the server; {} without a roster."""
+    if path is None:
+        return {}
+    if not sites:
+        raise UserError("a roster of keys without sites", path=path, remedy="give --sites, too")
+    names = names_of(sites)
+    if SERVER in names:
+        raise UserError(f"a site of a roster cannot be called {SERVER}", path=path)
+    return read_roster(path, names)
 
 
 def _read_list(path: Path, clients: Sequence[str]) -> list[str]:
@@ -261,6 +284,7 @@ def _write(
     files: Mapping[str, Path],
     clients: Sequence[str],
     sites: Mapping[str, str],
+    keys: Mapping[str, str],
     states: tuple[State, State],
 ) -> None:
     """Write the files that the experiment begins with.
@@ -276,6 +300,10 @@ def _write(
     else:
         # Of a command that was killed before it had fixed anything.
         remove(path / SITES)
+    if keys:
+        write_roster(path / ROSTER, keys)
+    else:
+        remove(path / ROSTER)
     for name, state in zip(("init.safetensors", FIRST), states, strict=True):
         save_state(path / name, state)
 
@@ -290,7 +318,7 @@ def _close(
     if (path / "sha256sums").exists():
         return
     names = ["config.yaml", "data.yaml", "clients.txt", *files]
-    names += [name for name in (SITES, CODE) if (path / name).exists()]
+    names += [name for name in (SITES, ROSTER, CODE) if (path / name).exists()]
     note_replaced(path, noise_key_of(made))
     names += ["init.safetensors", FIRST, *task_of(facts).keep_own(path, made)]
     names += begin_protection(path, made, plan)

@@ -3,14 +3,16 @@
     CAPSULE/                an experiment of the site's own clients, made once: `write_capsule`
       origin                the label of the whole experiment, which messages carry
       facts.tsv             what is known of the site's clients, if the task has such facts
+      sha256sums.sig        the server's signature, if the experiment has a roster of keys
       local.yaml            paths of the site's data and model, given at the site
       data.yaml             sums of the site's data, as they were at first
     REQUEST/                what the server asks for in a round: `write_request`
-      request.yaml          the fields of `Request`
+      request.yaml          the fields of `Request`; signed with a roster: request.yaml.sig
       clients               the site's clients that take part
       ledger.tsv            the last earlier row of each of these
       global.safetensors    the state that they start from
-    ANSWER/                 update.<job>.*, and features, for the round's folder: `answer`
+    ANSWER/                 update.<job>.*, and features, for the round's folder: `answer`; among
+                            them what the site states: `fedtools.exchange.answers`
 
 A capsule has no path, no key and no nonce of the server's, and no other site's clients.
 """
@@ -19,29 +21,58 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fedtools.core.atomic import atomic_path, check_new, new_folder, remove, sha256, write_text
-from fedtools.core.config import Natural, fix, from_mapping, read_yaml, write_yaml
+from fedtools.core.config import Natural, fix, write_yaml
 from fedtools.core.errors import UserError, some
 from fedtools.core.locks import lock
-from fedtools.core.untrusted import open_received, received_lines
+from fedtools.core.provenance import computing
+from fedtools.core.text_files import read_text
+from fedtools.core.untrusted import open_received, received_lines, sum_of
 from fedtools.data.datadir import byte_order
-from fedtools.exchange.experiment import LOCAL, ORIGIN, Experiment, write_clients, write_sums
+from fedtools.exchange.answers import mismatch, other_computing
+from fedtools.exchange.experiment import (
+    ATTEMPT,
+    LOCAL,
+    ORIGIN,
+    Experiment,
+    write_clients,
+    write_sums,
+)
 from fedtools.exchange.ledger import LedgerRow, read_round, read_rows, write_ledger
-from fedtools.exchange.messages import find_messages, paths_of, remove_messages
+from fedtools.exchange.messages import (
+    COUNTED,
+    FORMAT,
+    answer_path,
+    find_messages,
+    paths_of,
+    remove_messages,
+)
 from fedtools.exchange.options import Rounds
 from fedtools.exchange.private import make_private
+from fedtools.exchange.signed import (
+    SERVER,
+    key_for,
+    read_signed,
+    read_statement,
+    sign,
+    write_statement,
+)
 from fedtools.exchange.sites import FILE as SITES
 from fedtools.exchange.sites import by_site, names_of, write_sites
+from fedtools.federation.bounds import Bounds, check_bounds
 from fedtools.federation.federation import Federation
 from fedtools.federation.steps import train_local
 from fedtools.tasks import facts_of
 from fedtools.tasks.base import task_of
 
 REQUEST = "request.yaml"
+# The most files that a request names.
+_FILES = 3
 # Of the server alone: randomness, and what the noise of its releases follows from.
 _SERVERS = ("nonce", "noise_key", "data.yaml", "config.yaml", "clients.txt", SITES, "facts.tsv")
 
@@ -55,18 +86,26 @@ class Request:
         site: the site's name.
         job: the number of its job, in the names of its answer's files.
         round: the number of the round.
+        attempt: how often the experiment was begun or reset.
         base: SHA-256 of the state to start from.
         last_round, last_base: the same of the last earlier round with any of the site's clients;
             0 and "" if there is none.
+        format: `fedtools.exchange.messages.FORMAT` at the server.
+        software: as `fedtools.core.provenance.computing` returns it, at the server.
+        files: name -> SHA-256 of the other files of the request.
     """
 
     experiment: str
     site: str
     job: Natural
     round: Rounds
+    attempt: Natural
     base: str
     last_round: Natural
     last_base: str
+    format: Natural
+    software: dict[str, str]
+    files: dict[str, str]
 
 
 def clients_of(experiment: Experiment, site: str) -> list[str]:
@@ -79,16 +118,24 @@ def clients_of(experiment: Experiment, site: str) -> list[str]:
     return found
 
 
-def write_capsule(path: Path, site: str, out: Path) -> None:
+def write_capsule(path: Path, site: str, out: Path, key_path: Path | None = None) -> None:
     """Write what a site needs to take part.
 
+    Args:
+        path: the experiment.
+        site: the name of the site.
+        out: the folder of the capsule.
+        key_path: the server's private key, if the experiment has a roster.
+
     Raises:
-        UserError: if there is no such site, `out` exists, or a method does what a site cannot do.
+        UserError: if there is no such site, `out` exists, the key is not the server's, or a method
+            does what a site cannot do.
     """
     federation = Federation(path)
     experiment, clients = federation.experiment, clients_of(federation.experiment, site)
     _check_possible(federation)
     check_new(out)
+    key = key_for(key_path, experiment.roster, SERVER)
     options = experiment.options
     model = {name: value for name, value in options.model.items() if name != "path"}
     # Of the data, the names of the splits alone.
@@ -108,6 +155,7 @@ def write_capsule(path: Path, site: str, out: Path) -> None:
         names += ["config.yaml", "clients.txt", SITES, ORIGIN]
         names += task_of(federation.facts).copy_facts(path, folder, clients)
         write_sums(folder / "sha256sums", {name: folder / name for name in names})
+        sign(folder / "sha256sums", key)
 
 
 def _check_possible(federation: Federation) -> None:
@@ -125,11 +173,14 @@ def _check_possible(federation: Federation) -> None:
             raise UserError(problem, path=federation.where)
 
 
-def write_request(experiment: Experiment, number: int, site: str, out: Path) -> None:
-    """Write what the server asks a site for in a sampled round.
+def write_request(
+    experiment: Experiment, number: int, site: str, out: Path, key_path: Path | None = None
+) -> None:
+    """Write what the server asks a site for in a sampled round; arguments as in `write_capsule`.
 
     Raises:
-        UserError: if the round is not sampled, no client of the site takes part, or `out` exists.
+        UserError: if the round is not sampled, no client of the site takes part, `out` exists, or
+            the key is not the server's.
     """
     everybody, folder = clients_of(experiment, site), experiment.round(number)
     clients = by_site(experiment.sites, folder.sampled()).get(site, [])
@@ -141,13 +192,15 @@ def write_request(experiment: Experiment, number: int, site: str, out: Path) -> 
     if rows:
         last = rows[-1].round
         last_base = experiment.round(last).recorded_start_sum()
-    request = Request(label, site, job, number, folder.start_sum(), last, last_base)
+    key = key_for(key_path, experiment.roster, SERVER)
+    origin = label, site, job, number, experiment.attempt, folder.start_sum(), last, last_base
+    request = Request(*origin, FORMAT, computing(), {})
     with new_folder(out) as made:
         make_private(made)
         shutil.copyfile(folder.global_state, made / folder.global_state.name)
         write_clients(made / "clients", clients)
         write_ledger(made / "ledger.tsv", rows)
-        write_yaml(made / REQUEST, asdict(request))
+        write_statement(made / REQUEST, asdict(request), made.iterdir(), key)
 
 
 def _last_rows(experiment: Experiment, number: int, clients: set[str]) -> list[LedgerRow]:
@@ -159,7 +212,14 @@ def _last_rows(experiment: Experiment, number: int, clients: set[str]) -> list[L
 
 
 def answer(
-    capsule: Path, data: Mapping[str, str], model: str, request: Path, out: Path, device: str
+    capsule: Path,
+    data: Mapping[str, str],
+    model: str,
+    request: Path,
+    out: Path,
+    device: str,
+    key_path: Path | None = None,
+    bounds: Bounds | None = None,
 ) -> Path:
     """Train a site's clients as a request asks for, and write what they send.
 
@@ -170,16 +230,30 @@ def answer(
         request: of `write_request`; not trusted.
         out: the folder of the answer; the same request gives the same answer.
         device: "cpu" or "cuda".
+        key_path: the site's private key, if the experiment has a roster.
+        bounds: what the site allows any request to make it do.
 
     Raises:
-        UserError: if the request is not for this capsule, or not one that can follow the last.
+        UserError: if the request is not for this capsule, not one that can follow the last, or asks
+            for more than the site allows.
     """
     check_new(out)
     with lock(capsule, "rounds"):
-        asked = _accept(Experiment(capsule), request)
+        experiment = Experiment(capsule)
+        if roster := experiment.roster:
+            read_signed(capsule / "sha256sums", SERVER, roster, len(experiment.sums))
+        (site,) = names_of(experiment.sites)
+        key = key_for(key_path, roster, site)
+        asked = read_statement(Request, request / REQUEST, SERVER, roster, _FILES)
+        _check_request(experiment, asked, request)
         _settle(capsule, data, model)
         federation = Federation(capsule, device)
+        clients = received_lines(request / "clients", len(experiment.clients))[0]
+        check_bounds(federation, clients, asked.round, bounds or Bounds())
+        _accept(experiment, asked, request)
+        new = _new_here(experiment, clients, asked.round)
         train_local(federation, asked.round, 1)
+        _check_kept(experiment, new, asked.round)
         folder = federation.experiment.round(asked.round).path
         with new_folder(out) as made:
             make_private(made)
@@ -187,7 +261,40 @@ def answer(
             for path in {*find_messages(folder)}:
                 name = re.sub(r"^update\.1\.", f"update.{asked.job}.", path.name)
                 shutil.copyfile(path, made / name)
+            names = "experiment", "site", "job", "round", "attempt", "base"
+            stated = {name: getattr(asked, name) for name in names}
+            stated |= {"format": FORMAT, "software": computing()}
+            write_statement(answer_path(made, asked.job), stated, made.iterdir(), key)
     return paths_of(out, asked.job)[1]
+
+
+def _new_here(capsule: Experiment, clients: list[str], number: int) -> dict[str, int]:
+    """Return the clients that trained in an earlier round, of which nothing is here: the round."""
+    found: dict[str, int] = {}
+    for at in range(1, number):
+        for row in read_round(capsule, at):
+            if row.client_epochs > 0 and row.status in COUNTED:
+                found[row.client] = at
+    return {
+        client: found[client]
+        for client in clients
+        if client in found and not capsule.own(client, number).keeps(range(1, number))
+    }
+
+
+def _check_kept(capsule: Experiment, new: Mapping[str, int], number: int) -> None:
+    """Raise a `UserError` if a client has kept something for which an earlier round is missing.
+
+    Without this, what it has trained in the rounds before would begin anew, unseen.
+    """
+    for client, before in new.items():
+        if capsule.own(client, number).keeps([number]):
+            for one in new:
+                capsule.own(one, number).remove()
+            remove_messages(capsule.round(number).path)
+            problem = f"what {client} kept in round {before} is not here"
+            remedy = "go on with the site's first capsule, or ask the server to reset round 1"
+            raise UserError(problem, path=capsule.client_dir(client), remedy=remedy)
 
 
 def _settle(capsule: Path, data: Mapping[str, str], model: str) -> None:
@@ -207,33 +314,49 @@ def _settle(capsule: Path, data: Mapping[str, str], model: str) -> None:
     fix(capsule / "data.yaml", sums, "other data")
 
 
-def _accept(capsule: Experiment, folder: Path) -> Request:
-    """Check a request, and put what it brings into the capsule."""
+def _check_request(capsule: Experiment, asked: Request, folder: Path) -> None:
+    """Raise a `UserError` unless a request is for this capsule, and can follow the last."""
     path, known = folder / REQUEST, len(capsule.clients)
-    asked = from_mapping(Request, read_yaml(path), path)
     (site,) = names_of(capsule.sites)
     if (asked.experiment, asked.site) != (capsule.label, site):
         raise UserError("not a request for this site and experiment", path=path)
-    clients = received_lines(folder / "clients", known)[0]
+    if problem := mismatch(asked.format, asked.software):
+        remedy = "install the same minor version at the server and at all sites"
+        raise UserError(problem, path=path, remedy=remedy)
+    if other := other_computing(asked.software):
+        problem = f"the server has {other}: the same training may differ by rounding"
+        print(f"{path}: {problem}", file=sys.stderr)
+    clients, seal = received_lines(folder / "clients", known)
+    if asked.files.get("clients") != sum_of(folder / "clients", seal):
+        raise UserError("not what the request states", path=folder / "clients")
     if unknown := [one for one in clients if not capsule.knows(one)]:
         raise UserError(f"{unknown[0]!r} is no client of this site", path=folder / "clients")
     if clients != byte_order({*clients}):
         raise UserError("not in order, or not each once", path=folder / "clients")
-    last = _last_asked(capsule)
-    if problem := _contradiction(capsule, asked, clients, last):
+    if problem := _contradiction(capsule, asked, clients):
         remedy = "ask the server; if it was reset, go on with a new capsule"
         raise UserError(problem, path=path, remedy=remedy)
-    if asked.round > last:
-        lines = received_lines(folder / "ledger.tsv", known)[0]
-        _receive(capsule, asked, folder / "global.safetensors")
-        _go_to(capsule, asked, list(read_rows(folder / "ledger.tsv", lines)))
-        _forget(capsule, last)
-        capsule.round(asked.round).write_sample(clients, 1)
-    return asked
 
 
-def _contradiction(capsule: Experiment, asked: Request, clients: list[str], last: int) -> str:
+def _accept(capsule: Experiment, asked: Request, folder: Path) -> None:
+    """Put what a checked request brings into the capsule, unless it was there before."""
+    last, ledger = _last_asked(capsule), folder / "ledger.tsv"
+    if asked.round == last:
+        return
+    lines, seal = received_lines(ledger, len(capsule.clients))
+    if asked.files.get("ledger.tsv") != sum_of(ledger, seal):
+        raise UserError("not what the request states", path=ledger)
+    _receive(capsule, asked, folder / "global.safetensors")
+    _go_to(capsule, asked, list(read_rows(ledger, lines)))
+    _forget(capsule, last)
+    here = capsule.round(asked.round)
+    write_text(here.path / ATTEMPT, f"{asked.attempt}\n")
+    here.write_sample(received_lines(folder / "clients", len(capsule.clients))[0], 1)
+
+
+def _contradiction(capsule: Experiment, asked: Request, clients: list[str]) -> str:
     """Return why a request cannot follow the last one of a site, or repeat it; "" if it can."""
+    last = _last_asked(capsule)
     if asked.round > capsule.options.rounds:
         return f"asks for round {asked.round}, and there are {capsule.options.rounds}"
     if asked.round < last:
@@ -241,7 +364,11 @@ def _contradiction(capsule: Experiment, asked: Request, clients: list[str], last
     if not last:
         return ""
     here = capsule.round(last)
-    base = here.recorded_start_sum()
+    base, attempt = here.recorded_start_sum(), int(read_text(here.path / ATTEMPT))
+    if asked.attempt < attempt:
+        return f"is of attempt {asked.attempt}, and one of attempt {attempt} was answered"
+    if asked.attempt > attempt and asked.round == last:
+        return f"asks for round {last} again after a reset, and it was answered before"
     if asked.round == last:
         same = (base, here.sampled()) == (asked.base, clients)
         return "" if same else f"differs from the request of round {last} that was answered"

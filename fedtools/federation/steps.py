@@ -19,6 +19,7 @@ from fedtools.core.errors import UserError, some
 from fedtools.core.events import step_of, write_scalars
 from fedtools.core.locks import lock
 from fedtools.core.tables import write_tsv
+from fedtools.exchange.answers import Sites
 from fedtools.exchange.experiment import Experiment, RoundFolder
 from fedtools.exchange.ledger import SERVER_ROW, LedgerRow, write_ledger
 from fedtools.exchange.messages import (
@@ -205,7 +206,14 @@ def _read_round(
     )
     sampled, jobs = folder.sampled(), jobs_of(federation, folder.number)
     messages, refusals = read_messages(folder.path, jobs, sampled, payload, origin, limits)
-    left = {client for client, site in federation.experiment.sites.items() if site in without}
+    experiment = federation.experiment
+    if names := names_of(experiment.sites):
+        sites = Sites(names, experiment.roster, experiment.attempt, origin)
+        messages, wrong = sites.check(folder.path, messages)
+        places = {client: place for place, client in enumerate(sampled)}
+        refusals = sorted([*refusals, *wrong], key=lambda one: places[one.client])
+        messages.sort(key=lambda one: places[one.client])
+    left = {client for client, site in experiment.sites.items() if site in without}
     return (
         [one for one in messages if one.client not in left],
         [one for one in refusals if one.client not in left]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import stat
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,8 @@ import numpy as np
 from fedtools.core.atomic import write_text
 from fedtools.core.errors import UserError
 from fedtools.core.locks import lock
-from fedtools.core.text_files import decode, open_input, read_text
+from fedtools.core.secret_files import read_secret, write_secret
+from fedtools.core.text_files import decode, read_text
 from fedtools.privacy.noise import Stream
 
 VARIABLE = "FEDTOOLS_NOISE_KEY"
@@ -136,22 +136,11 @@ def check_own(folder: Path) -> None:
 
 def make_key(path: Path) -> None:
     """Create a key unless there is one; safe for several processes at once."""
-    if path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with lock(path.parent, path.name, wait=True):
-        if path.exists():
-            return
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(f"{secrets.token_hex(_BYTES)}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with lock(path.parent, path.name, wait=True):
+            if not path.exists():
+                write_secret(path, f"{secrets.token_hex(_BYTES)}\n".encode())
 
 
 def read_key(path: Path) -> NoiseKey:
@@ -161,20 +150,8 @@ def read_key(path: Path) -> NoiseKey:
         UserError: if it is missing, malformed, or accessible to other users.
     """
     remedy = "put the noise key back, or begin another experiment"
-    with open_input(path, 1 << 10, remedy) as file:
-        status, text = os.fstat(file.fileno()), decode(file.read(), path).strip()
-    if status.st_nlink != 1:
-        # Under another name the key would have another record of its releases.
-        problem = f"a noise key with {status.st_nlink} hard links"
-        raise UserError(problem, path=path, remedy="remove the others, and keep one")
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        problem = f"other users can access the noise key (mode {status.st_mode & 0o777:o})"
-        remedy = f"chmod 600 {path}, or create a new key if another user may have read it"
-        raise UserError(problem, path=path, remedy=remedy)
-    if status.st_uid != os.geteuid():
-        raise UserError("the noise key is another user's", path=path, remedy="use your own key")
     try:
-        secret = bytes.fromhex(text)
+        secret = bytes.fromhex(decode(read_secret(path, "noise key", remedy), path).strip())
     except ValueError:
         secret = b""
     if len(secret) != _BYTES:

@@ -37,7 +37,8 @@ class Facts:
         reads_labels: the section `training` of the options -> whether training reads labels.
         files: (folders by split, assets by name, where the options were read from) -> the files
             that an experiment keeps a copy of; raises a UserError if an asset is missing.
-        clients: data directory -> its clients, in C order; [] if it names none.
+        sizes: data directory -> the utterances or clips of its clients, in C order of their names;
+            {} if it names none.
         fixed_model: the section `model` -> what an experiment keeps of it, with sums of the files
             that it names.
         fixed_training: the sections `model` and `training` -> what an experiment keeps of the
@@ -53,12 +54,16 @@ class Facts:
     sign: int
     identity: Callable[[Path, bool], dict[str, str]]
     files: Callable[[Mapping[str, Path], Mapping[str, Path], str | Path], list[Path]]
-    clients: Callable[[Path], list[str]]
+    sizes: Callable[[Path], dict[str, int]]
     by_client: bool
     reads_labels: Callable[[Mapping[str, object]], bool] = lambda training: True
     fixed_model: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda model: model
     fixed_training: FixedTraining = lambda model, training, where: training
     counted: str = ""
+
+    def clients(self, folder: Path) -> list[str]:
+        """Return the clients of a data directory, in C order; [] if it names none."""
+        return list(self.sizes(folder))
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -91,11 +96,12 @@ def check_assets(
             raise UserError(f"no {name}", path=where, remedy=f"give --asset {name}=FOLDER")
 
 
-def clients_of_utterances(folder: Path) -> list[str]:
-    """Return the clients of a data directory of utterances; [] if it names none."""
+def sizes_of_utterances(folder: Path) -> dict[str, int]:
+    """Return the number of utterances of each client of a data directory; {} if it names none."""
     if not (folder / "utt2client").exists():
-        return []
-    return list(invert(DataDir.read(folder, "utt2client").utt2client))
+        return {}
+    found = invert(DataDir.read(folder, "utt2client").utt2client)
+    return {client: len(utterances) for client, utterances in found.items()}
 
 
 def data_of(experiment: Experiment, split: str, may_lack: bool = False) -> Path:

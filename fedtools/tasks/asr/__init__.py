@@ -14,7 +14,7 @@ from fedtools.methods.base import FEATURES, MODEL, OPTIMIZER
 from fedtools.models.pretrained.folder import with_sum
 from fedtools.models.pretrained.options import Generation, is_seq2seq
 from fedtools.tasks import TASKS
-from fedtools.tasks.facts import Facts, check_assets, clients_of_utterances
+from fedtools.tasks.facts import Facts, check_assets, sizes_of_utterances
 from fedtools.tasks.identity import of_utterances
 
 # LM weight and word score of the search that labels clients' features; those in an experiment's
@@ -62,7 +62,7 @@ FACTS = TASKS.register("asr")(
         counted="words",
         identity=of_utterances,
         files=_files,
-        clients=clients_of_utterances,
+        sizes=sizes_of_utterances,
         fixed_model=with_sum,
         fixed_training=_with_search,
         by_client=True,

@@ -21,6 +21,11 @@ def _files(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Pa
     return files + [assets[name] / file for name in assets for file in (PROJECTION, FITTED)]
 
 
+def _sizes(folder: Path) -> dict[str, int]:
+    clips = Clips.read(folder)
+    return dict(zip(clips.clients, clips.sizes.tolist(), strict=True))
+
+
 FACTS = TASKS.register("kws")(
     Facts(
         opens="fedtools.tasks.kws.task:KwsTask",
@@ -31,7 +36,7 @@ FACTS = TASKS.register("kws")(
         counted="clips",
         identity=of_clips,
         files=_files,
-        clients=lambda folder: Clips.read(folder).clients,
+        sizes=_sizes,
         fixed_model=with_sum,
         by_client=False,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedtools.methods.base import COUNTS
 from fedtools.tasks import TASKS
-from fedtools.tasks.facts import Facts, check_assets, clients_of_utterances
+from fedtools.tasks.facts import Facts, check_assets, sizes_of_utterances
 from fedtools.tasks.identity import of_rescored
 
 
@@ -25,7 +25,7 @@ FACTS = TASKS.register("rescore")(
         sign=1,
         identity=of_rescored,
         files=_files,
-        clients=clients_of_utterances,
+        sizes=sizes_of_utterances,
         by_client=True,
         reads_labels=lambda training: False,
     )

@@ -1,0 +1,146 @@
+"""A site's own word: what any request may make it do, written at the site in a YAML file.
+
+A request is checked before any training. What is not allowed is refused by name, and nothing is
+sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+from fedtools.core.atomic import sha256
+from fedtools.core.config import Natural, NonNegative, Positive, from_mapping, read_yaml
+from fedtools.core.errors import UserError
+from fedtools.exchange.messages import Payload
+from fedtools.exchange.signed import FILE as ROSTER
+from fedtools.federation.code import CODE
+from fedtools.federation.federation import Federation
+from fedtools.methods.base import Changes, Phase
+from fedtools.privacy.user_plan import UserPlan
+
+Kind = Literal["models", "changes", "features"]
+MODELS: Kind = "models"
+CHANGES: Kind = "changes"
+FEATURES: Kind = "features"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a site allows; by default all but features and code of others.
+
+    Attributes:
+        roster: the SHA-256 of the roster of keys, as the server's operator has told it by another
+            way; "" takes any.
+        payloads: what may be sent: "models", states of a model or counts of words; "changes", the
+            clipped changes of a model; "features".
+        tensors: patterns, such as "decoder.*"; each sent tensor must match one.
+        least_utterances: of each client that takes part, in training utterances or clips.
+        most_rounds: of the experiment.
+        most_steps: of a client in a round, at most; with local epochs, counted for batches of one.
+        most_epochs: of a client in a round.
+        privacy: whether user-level privacy is required.
+        largest_clip: C, the largest norm of a client's change, where changes are sent.
+        largest_epsilon: privacy loss of a client over all rounds, where changes are sent.
+        code: whether methods and tasks in $FEDTOOLS_PATH may be used.
+    """
+
+    roster: str = ""
+    payloads: tuple[Kind, ...] = (MODELS, CHANGES)
+    tensors: tuple[str, ...] = ("*",)
+    least_utterances: Natural = 0
+    most_rounds: Positive | None = None
+    most_steps: Positive | None = None
+    most_epochs: NonNegative | None = None
+    privacy: bool = False
+    largest_clip: NonNegative | None = None
+    largest_epsilon: NonNegative | None = None
+    code: bool = False
+
+
+def read_bounds(path: Path) -> Bounds:
+    """Read a site's bounds."""
+    return from_mapping(Bounds, read_yaml(path), path)
+
+
+def check_bounds(
+    federation: Federation, clients: Sequence[str], number: int, bounds: Bounds
+) -> None:
+    """Raise a `UserError` if a request asks for more than the site allows.
+
+    Args:
+        federation: of the capsule.
+        clients: those that are asked for.
+        number: the round.
+        bounds: the site's.
+    """
+    experiment, phase = federation.experiment, federation.method.phase(number)
+    problems = [
+        _of_experiment(federation, bounds),
+        _of_privacy(federation, bounds),
+        _of_payload(federation.payload(phase), phase, bounds),
+        *(_of_client(federation, client, phase, bounds) for client in clients),
+    ]
+    for problem in filter(None, problems):
+        remedy = "change the site's bounds, or ask the server for another experiment"
+        raise UserError(f"the site allows no {problem}", path=experiment.path, remedy=remedy)
+
+
+def _of_experiment(federation: Federation, bounds: Bounds) -> str:
+    """Return what of the experiment as a whole is not allowed; "" if all is."""
+    experiment = federation.experiment
+    if bounds.roster and (
+        ROSTER not in experiment.sums or sha256(experiment.path / ROSTER) != bounds.roster
+    ):
+        return f"roster of keys but {bounds.roster[:16]}..."
+    if CODE in experiment.sums and not bounds.code:
+        return "method or task in $FEDTOOLS_PATH (code)"
+    rounds, most = experiment.options.rounds, bounds.most_rounds
+    if most is not None and rounds > most:
+        return f"{rounds} rounds, but {most} (most_rounds)"
+    return ""
+
+
+def _of_payload(payload: Payload, phase: Phase, bounds: Bounds) -> str:
+    """Return what of a round's payload is not allowed; "" if all is."""
+    kinds = [FEATURES] if payload.features else []
+    if payload.tensors:
+        kinds.append(CHANGES if isinstance(phase.sends, Changes) else MODELS)
+    for kind in kinds:
+        if kind not in bounds.payloads:
+            return f"{kind} to be sent (payloads)"
+    for name in payload.tensors:
+        if not any(fnmatchcase(name, pattern) for pattern in bounds.tensors):
+            return f"tensor {name} to be sent (tensors)"
+    return ""
+
+
+def _of_client(federation: Federation, client: str, phase: Phase, bounds: Bounds) -> str:
+    """Return what of a client's work is not allowed; "" if all is."""
+    size, task = federation.sizes.get(client, 0), federation.task
+    if size < bounds.least_utterances:
+        return f"client with {size} utterances: {client} (least_utterances)"
+    steps = task.limits(phase, 0).steps(client, size) if phase.trains else 0
+    if bounds.most_steps is not None and steps > bounds.most_steps:
+        return f"{steps} steps of {client} in a round, but {bounds.most_steps} (most_steps)"
+    epochs = task.epochs(client, steps)
+    if bounds.most_epochs is not None and epochs > bounds.most_epochs:
+        return f"{epochs:g} epochs of {client} in a round, but {bounds.most_epochs:g} (most_epochs)"
+    return ""
+
+
+def _of_privacy(federation: Federation, bounds: Bounds) -> str:
+    """Return what of a private experiment's plan is not allowed; "" if all is."""
+    privacy, most = federation.method.user_privacy, bounds.largest_epsilon
+    if privacy is None:
+        return "training without user-level privacy (privacy)" if bounds.privacy else ""
+    if bounds.largest_clip is not None and privacy.clip > bounds.largest_clip:
+        return f"changes of norm {privacy.clip:g}, but {bounds.largest_clip:g} (largest_clip)"
+    spent = UserPlan.read(federation.experiment.path).epsilon
+    if most is not None and (spent is None or spent > most):
+        found = "an unbounded epsilon" if spent is None else f"an epsilon of {spent:g}"
+        return f"{found}, but {most:g} (largest_epsilon)"
+    return ""
