@@ -24,15 +24,16 @@ def world(tmp_path_factory) -> Path:
     root = keyword_world.make_world(tmp_path_factory.mktemp("world"))
     rows = "".join(f"{client}\t{site}\n" for client, site in SITES.items())
     (root / "sites.tsv").write_text(f"client\tsite\n{rows}")
-    clips = Clips.read(root / "train")
-    for site in "ab":
-        own = []
-        for client in (one for one, at in SITES.items() if at == site):
-            places = clips.rows(client)
-            for place in range(places.start, places.stop):
-                name, label = f"{client}-{place:05d}", clips.classes[int(clips.labels[place])]
-                own.append(Clip(name, client, label, clips.waves[place]))
-        write_clips(root / f"{site}-train", own, clips.classes, [clips.noise])
+    for split in ("train", "test"):
+        clips = Clips.read(root / split)
+        for site in "ab":
+            own = []
+            for client in (one for one in clips.clients if SITES[one] == site):
+                places = clips.rows(client)
+                for place in range(places.start, places.stop):
+                    name, label = f"{client}-{place:05d}", clips.classes[int(clips.labels[place])]
+                    own.append(Clip(name, client, label, clips.waves[place]))
+            write_clips(root / f"{site}-{split}", own, clips.classes, [clips.noise])
     return root
 
 
@@ -214,6 +215,66 @@ def test_a_new_capsule_does_not_begin_personal_models_anew(world, tmp_path, meth
     shutil.rmtree(tmp_path / "a")
     shutil.move(old, tmp_path / "a")
     run(world, tmp_path / "a", asked, sent).ok()
+
+
+def data_of(world: Path, site: str) -> tuple[str, str]:
+    return "--data", f"test={world / f'{site}-test'}"
+
+
+def test_sites_evaluate_and_send_sums(world, answered, tmp_path):
+    """They add up to the figures of one machine that has all data; fewer clips tell nothing."""
+    place = Path(shutil.copytree(answered, tmp_path / "answered"))
+    parts, words = place / "parts", ("--bounds", tmp_path / "site.yaml")
+    bounds = (tmp_path / "site.yaml").write_text
+    for number in (1, 3):
+        for site in "ab":
+            out, capsule = tmp_path / f"{site}{number}", place / site
+            words_ = "site", parts, "--site", site, "--round", number, "--evaluate", "test"
+            inside(*words_, out).ok()
+            if number == 1:
+                # One that has answered round 2 does not go back.
+                run(world, capsule, out, tmp_path / "no", *data_of(world, site)).fails(1, "round 2")
+                capsule = tmp_path / "new" / site
+                capsule.parent.mkdir(exist_ok=True)
+                inside("site", parts, "--site", site, capsule).ok()
+            data = data_of(world, site)
+            bounds("least_evaluated: 21\n")
+            sent = tmp_path / f"{site}{number}-sent"
+            run(world, capsule, out, sent, *data, *words).fails(1, "of fewer than 21")
+            bounds("least_evaluated: 20\npayloads: []\n")
+            run(world, capsule, out, sent, *data, *words).ok()
+            job = "ab".index(site) + 1
+            assert {one.name for one in sent.iterdir()} == {f"evaluation.test.{job}.yaml"}
+            shutil.copy(sent / f"evaluation.test.{job}.yaml", parts / f"round_{number:04d}")
+    inside("evaluate", parts, "--split", "test", "--by-site").ok()
+    rows = {row["round"]: row for row in read_tsv(parts / "evaluate_sites_test.tsv", None)}
+    whole = begin(world, tmp_path / "whole", "fedavg", "--set", "clients_per_round=null",
+                  "--data", f"test={world / 'test'}")  # fmt: skip
+    inside("rounds", whole, "--to", 2).ok()
+    inside("evaluate", whole, "--split", "test").ok()
+    for row in read_tsv(whole / "evaluate_test.tsv", None):
+        if row["round"] in rows:
+            found = rows[row["round"]]
+            assert {name: found[name] for name in ("clips", "errors", "accuracy")} == {
+                name: row[name] for name in ("clips", "errors", "accuracy")
+            }
+            assert (found["sites"], found["clients"]) == ("2", "2")
+    assert rows.keys() == {"0", "2"}
+    # It asked for no training, so that the round goes on as ever.
+    run(world, place / "a", ask(parts, 3, "a", tmp_path / "asked"), tmp_path / "trained").ok()
+    evaluation = parts / "round_0003" / "evaluation.test.1.yaml"
+    for old, new, said in (
+        ("round: 3", "round: 1", "is of another round"),
+        ("errors: ", "errors: -", "errors"),
+        ("counted: 20", "counted: 0", "counted"),
+        ("split: test", "split: valid", "not an evaluation that can be"),
+        ("clients: 1", "clients: 1\nmore: 1", "more"),
+    ):
+        text = evaluation.read_text()
+        assert old in text
+        evaluation.write_text(text.replace(old, new))
+        inside("evaluate", parts, "--split", "test", "--by-site").fails(1, said)
+        evaluation.write_text(text)
 
 
 def test_the_same_request_has_the_same_answer(world, answered, tmp_path):

@@ -269,6 +269,12 @@ def site(
     request: int = typer.Option(
         None, "--round", min=1, help="Write what is asked for in this sampled round instead."
     ),
+    split: str = typer.Option(
+        "",
+        "--evaluate",
+        metavar="SPLIT",
+        help="Ask the site to evaluate the models that this round starts from, on its own data.",
+    ),
     key: Path = typer.Option(None, metavar="FILE", help="The server's private key."),
     out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
 ) -> None:
@@ -289,10 +295,12 @@ def site(
     from fedtools.exchange.experiment import Experiment
     from fedtools.federation.site import write_capsule, write_request
 
+    if request is None and split:
+        raise typer.BadParameter("needs --round", param_hint="--evaluate")
     if request is None:
         write_capsule(experiment, name, out, key)
     else:
-        write_request(Experiment(experiment), request, name, out, key)
+        write_request(Experiment(experiment), request, name, out, key, split)
 
 
 @command("site-key", "Federation")
@@ -301,8 +309,8 @@ def site_key(
 ) -> None:
     """Print the public key of a site or the server.
 
-    The key is made first if there is none. The public keys of all sites and of the server, in the order of their names, are the roster with
-    which fedtools init begins an experiment whose messages are signed.
+    The key is made first if there is none. The public keys of all sites and of the server are the
+    roster with which fedtools init begins an experiment whose messages are signed.
 
     Reads: FILE.
 
@@ -449,6 +457,9 @@ def evaluate(
     experiment: Path = EXPERIMENT,
     split: str = typer.Option("valid", help="Split of the experiment's data: valid, test."),
     every: int = typer.Option(None, min=1, help="Evaluate only every N-th round."),
+    by_site: bool = typer.Option(
+        False, "--by-site", help="Add up what sites have measured: fedtools site --evaluate."
+    ),
     ngpu: int = NGPU,
 ) -> None:
     """Evaluate the models of every round: loss, WER or accuracy.
@@ -456,9 +467,13 @@ def evaluate(
     Each client's model is measured on that client's data; WER is that of a greedy search. In a
     language written without spaces, characters are counted as words, so that WER is CER.
 
-    Reads: EXP/round_<number>/global.safetensors, EXP/clients/<client>/, the data of the split.
+    With --by-site nothing is measured: sites have sent the sums of their clients.
 
-    Writes: EXP/evaluate_<split>.tsv, EXP/tensorboard/.
+    Reads: EXP/round_<number>/global.safetensors, EXP/clients/<client>/, the data of the split; with
+    --by-site, EXP/round_<number>/evaluation.<split>.<job>.yaml.
+
+    Writes: EXP/evaluate_<split>.tsv, EXP/tensorboard/; with --by-site,
+    EXP/evaluate_sites_<split>.tsv.
 
     Example in egs/commonvoice/asr1: fedtools evaluate exp/mini/fedavg/seed0 --split valid
     """
@@ -468,6 +483,13 @@ def evaluate(
     from fedtools.federation.evaluate import evaluate as measure
 
     federation = open_experiment(experiment, ngpu)
+    if by_site:
+        from fedtools.federation.site_evaluation import evaluate_sites
+
+        found = evaluate_sites(federation, split)
+        print(format_table([*found[0]], [[*row.values()] for row in found]), end="")
+        add_command(experiment)
+        return
     last = federation.experiment.last_round()
     rounds = range(0, last + 1, every) if every else None
     table = federation.experiment.evaluation(split)

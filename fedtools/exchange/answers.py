@@ -102,12 +102,7 @@ class Sites:
         if not self.roster and not path.exists():
             return own
         answer = read_statement(Answer, path, site, self.roster, 2 + 2 * len(own))
-        expected = {"site": site, "job": job, "attempt": self.attempt, **self.origin._asdict()}
-        for name, value in expected.items():
-            if getattr(answer, name) != value:
-                raise UserError(f"is of another {name}", path=path)
-        if problem := mismatch(answer.format, answer.software):
-            raise UserError(problem, path=path)
+        self.check_origin(answer, job, site, path)
         sums = {name: one for message in own for name, one in message.sums.items()}
         seals = {pair for message in own for pair in message.seals.items()}
         sums |= {file.name: sum_of(file, seal) for file, seal in seals}
@@ -116,3 +111,12 @@ class Sites:
                 raise UserError(f"not the {name} that came", path=path)
         other = bool(other_computing(answer.software))
         return [replace(one, status=OTHER) if other and one.status == OK else one for one in own]
+
+    def check_origin(self, answer: Answer, job: int, site: str, path: Path) -> None:
+        """Raise a `UserError` unless a statement of a site is of this round, and this version."""
+        expected = {"site": site, "job": job, "attempt": self.attempt, **self.origin._asdict()}
+        for name, value in expected.items():
+            if getattr(answer, name) != value:
+                raise UserError(f"is of another {name}", path=path)
+        if problem := mismatch(answer.format, answer.software):
+            raise UserError(problem, path=path)

@@ -45,6 +45,7 @@ class Bounds:
         privacy: whether user-level privacy is required.
         largest_clip: C, the largest norm of a client's change, where changes are sent.
         largest_epsilon: privacy loss of a client over all rounds, where changes are sent.
+        least_evaluated: the fewest words or clips of which the site tells how many are errors.
         code: whether methods and tasks in $FEDTOOLS_PATH may be used.
     """
 
@@ -58,6 +59,7 @@ class Bounds:
     privacy: bool = False
     largest_clip: NonNegative | None = None
     largest_epsilon: NonNegative | None = None
+    least_evaluated: Natural = 100
     code: bool = False
 
 

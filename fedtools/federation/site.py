@@ -33,7 +33,7 @@ from fedtools.core.locks import lock
 from fedtools.core.provenance import computing
 from fedtools.core.text_files import read_text
 from fedtools.core.untrusted import open_received, received_lines, sum_of
-from fedtools.data.datadir import byte_order
+from fedtools.data.datadir import byte_order, check_id
 from fedtools.exchange.answers import mismatch, other_computing
 from fedtools.exchange.experiment import (
     ATTEMPT,
@@ -49,7 +49,6 @@ from fedtools.exchange.messages import (
     FORMAT,
     answer_path,
     find_messages,
-    paths_of,
     remove_messages,
 )
 from fedtools.exchange.options import Rounds
@@ -66,6 +65,7 @@ from fedtools.exchange.sites import FILE as SITES
 from fedtools.exchange.sites import by_site, names_of, write_sites
 from fedtools.federation.bounds import Bounds, check_bounds
 from fedtools.federation.federation import Federation
+from fedtools.federation.site_evaluation import evaluation_path, measure
 from fedtools.federation.steps import train_local
 from fedtools.tasks import facts_of
 from fedtools.tasks.base import task_of
@@ -86,6 +86,8 @@ class Request:
         site: the site's name.
         job: the number of its job, in the names of its answer's files.
         round: the number of the round.
+        split: data on which the state that the round starts from is to be evaluated; "" if the
+            clients are to train.
         attempt: how often the experiment was begun or reset.
         base: SHA-256 of the state to start from.
         last_round, last_base: the same of the last earlier round with any of the site's clients;
@@ -99,6 +101,7 @@ class Request:
     site: str
     job: Natural
     round: Rounds
+    split: str
     attempt: Natural
     base: str
     last_round: Natural
@@ -174,16 +177,30 @@ def _check_possible(federation: Federation) -> None:
 
 
 def write_request(
-    experiment: Experiment, number: int, site: str, out: Path, key_path: Path | None = None
+    experiment: Experiment,
+    number: int,
+    site: str,
+    out: Path,
+    key_path: Path | None = None,
+    split: str = "",
 ) -> None:
     """Write what the server asks a site for in a sampled round; arguments as in `write_capsule`.
+
+    Args:
+        split: data on which the state that the round starts from is to be evaluated, by all clients
+            of the site; the round need not be sampled. "" asks to train.
 
     Raises:
         UserError: if the round is not sampled, no client of the site takes part, `out` exists, or
             the key is not the server's.
     """
     everybody, folder = clients_of(experiment, site), experiment.round(number)
-    clients = by_site(experiment.sites, folder.sampled()).get(site, [])
+    if split:
+        check_id(split, "split")
+        folder.require_begun("be evaluated before")
+        clients = everybody
+    else:
+        clients = by_site(experiment.sites, folder.sampled()).get(site, [])
     if not clients:
         raise UserError(f"no client of site {site} is in round {number}", path=folder.path)
     check_new(out)
@@ -193,7 +210,17 @@ def write_request(
         last = rows[-1].round
         last_base = experiment.round(last).recorded_start_sum()
     key = key_for(key_path, experiment.roster, SERVER)
-    origin = label, site, job, number, experiment.attempt, folder.start_sum(), last, last_base
+    origin = (
+        label,
+        site,
+        job,
+        number,
+        split,
+        experiment.attempt,
+        folder.start_sum(),
+        last,
+        last_base,
+    )
     request = Request(*origin, FORMAT, computing(), {})
     with new_folder(out) as made:
         make_private(made)
@@ -249,23 +276,31 @@ def answer(
         _settle(capsule, data, model)
         federation = Federation(capsule, device)
         clients = received_lines(request / "clients", len(experiment.clients))[0]
-        check_bounds(federation, clients, asked.round, bounds or Bounds())
+        if not asked.split:
+            check_bounds(federation, clients, asked.round, bounds or Bounds())
         _accept(experiment, asked, request)
-        new = _new_here(experiment, clients, asked.round)
-        train_local(federation, asked.round, 1)
-        _check_kept(experiment, new, asked.round)
+        names = "experiment", "site", "job", "round", "attempt", "base"
+        stated = {name: getattr(asked, name) for name in names}
+        stated |= {"format": FORMAT, "software": computing()}
+        if asked.split:
+            least = (bounds or Bounds()).least_evaluated
+            sums = measure(federation, asked.round - 1, asked.split, least)
+            stated |= {"split": asked.split, **sums}
+            path = evaluation_path(out, asked.split, asked.job)
+        else:
+            new = _new_here(experiment, clients, asked.round)
+            train_local(federation, asked.round, 1)
+            _check_kept(experiment, new, asked.round)
+            path = answer_path(out, asked.job)
         folder = federation.experiment.round(asked.round).path
         with new_folder(out) as made:
             make_private(made)
             # The tables come twice.
-            for path in {*find_messages(folder)}:
-                name = re.sub(r"^update\.1\.", f"update.{asked.job}.", path.name)
-                shutil.copyfile(path, made / name)
-            names = "experiment", "site", "job", "round", "attempt", "base"
-            stated = {name: getattr(asked, name) for name in names}
-            stated |= {"format": FORMAT, "software": computing()}
-            write_statement(answer_path(made, asked.job), stated, made.iterdir(), key)
-    return paths_of(out, asked.job)[1]
+            for file in {*find_messages(folder)} if not asked.split else ():
+                name = re.sub(r"^update\.1\.", f"update.{asked.job}.", file.name)
+                shutil.copyfile(file, made / name)
+            write_statement(made / path.name, stated, made.iterdir(), key)
+    return path
 
 
 def _new_here(capsule: Experiment, clients: list[str], number: int) -> dict[str, int]:
@@ -348,6 +383,8 @@ def _accept(capsule: Experiment, asked: Request, folder: Path) -> None:
         raise UserError("not what the request states", path=ledger)
     _receive(capsule, asked, folder / "global.safetensors")
     _go_to(capsule, asked, list(read_rows(ledger, lines)))
+    if asked.split:
+        return
     _forget(capsule, last)
     here = capsule.round(asked.round)
     write_text(here.path / ATTEMPT, f"{asked.attempt}\n")
@@ -357,7 +394,8 @@ def _accept(capsule: Experiment, asked: Request, folder: Path) -> None:
 def _contradiction(capsule: Experiment, asked: Request, clients: list[str]) -> str:
     """Return why a request cannot follow the last one of a site, or repeat it; "" if it can."""
     last = _last_asked(capsule)
-    if asked.round > capsule.options.rounds:
+    # What the last round has made can be evaluated, too.
+    if asked.round > capsule.options.rounds + bool(asked.split):
         return f"asks for round {asked.round}, and there are {capsule.options.rounds}"
     if asked.round < last:
         return f"asks for round {asked.round}, and one of round {last} was answered"
@@ -369,6 +407,9 @@ def _contradiction(capsule: Experiment, asked: Request, clients: list[str]) -> s
         return f"is of attempt {asked.attempt}, and one of attempt {attempt} was answered"
     if asked.attempt > attempt and asked.round == last:
         return f"asks for round {last} again after a reset, and it was answered before"
+    if asked.round == last and asked.split:
+        same = base == asked.base
+        return "" if same else f"starts from another state than that of round {last} here"
     if asked.round == last:
         same = (base, here.sampled()) == (asked.base, clients)
         return "" if same else f"differs from the request of round {last} that was answered"

@@ -36,6 +36,8 @@ TABLES = {
     "stage2": "what DecoupleFL's stage 2 is trained on",
     **{table: f"table {table} of Zhu et al." for table in "245"},
 }
+# In a system's folder, scores of stage 8.
+_ADAPTED = "newcomers/decode_test_rest_spk"
 NEWCOMERS = "newcomers, on their speech after the first seconds"
 ATTACKS = (
     "attacks on the features that clients send: means over clients, with 95 % intervals "
@@ -57,7 +59,7 @@ def note(systems: Systems, options: argparse.Namespace) -> str:
         epochs = lookup(options.config, "newcomers.epochs")
         parts.append("Test speakers are not clients: they are scored with the layers that all")
         parts.append("clients share and the baseline's personal layers.")
-        if any(adapts(path) for _, path in newcomers(systems, options)):
+        if newcomers(systems, options, options.seeds):
             parts.append(f"'..., adapted' takes {epochs} more epochs at each newcomer.")
     return " ".join(parts)
 
@@ -77,28 +79,24 @@ def rows(systems: Systems, options: argparse.Namespace, seed: str) -> Iterator[t
             called = title(in_table(systems, table, system))
             yield "--also", f"{name}={called}={path}:{path}/decode_test"
     for system, path in newcomers(systems, options, [seed]):
-        # Stage 8 may have been left out.
-        if adapts(path):
-            called = f"{NEWCOMERS}={title(systems.unlabelled(system))}"
-            yield "--also", f"{called}={path}:{path}/decode_test_rest"
-            adapted = f"{path}/newcomers/decode_test_rest_spk"
-            yield "--also", f"{called}, adapted={path}:{adapted}"
+        called = f"{NEWCOMERS}={title(systems.unlabelled(system))}"
+        yield "--also", f"{called}={path}:{path}/decode_test_rest"
+        yield "--also", f"{called}, adapted={path}:{path}/{_ADAPTED}"
 
 
 def newcomers(
-    systems: Systems, options: argparse.Namespace, seeds: Sequence[str] = ()
+    systems: Systems, options: argparse.Namespace, seeds: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return the systems and folders of which newcomers are scored, if clients are speakers."""
+    """Return the systems and folders of which newcomers are scored, if clients are speakers.
+
+    None without stage 8, which scores the models that they adapted.
+    """
     if options.clients != "speaker":
         return []
+    found = (one for seed in seeds for one in paths(options.exp, systems.main, seed))
     return [
-        one for seed in seeds or options.seeds for one in paths(options.exp, systems.main, seed)
+        (system, path) for system, path in found if (Path(path) / _ADAPTED / "wer.tsv").exists()
     ]
-
-
-def adapts(path: str) -> bool:
-    """Return whether stage 8 has scored the models that newcomers adapted."""
-    return (Path(path) / "newcomers" / "decode_test_rest_spk" / "wer.tsv").exists()
 
 
 def in_table(systems: Systems, table: str, system: str) -> str:
