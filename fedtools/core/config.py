@@ -124,8 +124,13 @@ def read_yaml(path: str | Path, *, as_written: bool = False) -> dict[str, Any]:
     Args:
         as_written: whether to keep decimals as the text in the file.
     """
+    return parse_yaml(read_text(path), path, as_written=as_written)
+
+
+def parse_yaml(text: str, path: str | Path, *, as_written: bool = False) -> dict[str, Any]:
+    """Parse the text of a file that has been read; see `read_yaml`."""
     try:
-        content = _parse(read_text(path), as_written)
+        content = _parse(text, as_written)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise UserError(f"not YAML: {error.problem}", path=path, line=line) from None

@@ -281,7 +281,7 @@ class RoundFolder:
         following = self._experiment.round(self.number + 1).global_state
         sums = {"ledger.tsv": sha256(self.ledger), **(received or {})}
         sums[f"../{following.relative_to(self._experiment.path)}"] = sha256(following)
-        _write_sums(self.done, sums)
+        record_sums(self.done, sums)
 
     def sums(self) -> dict[str, str]:
         """Read name -> SHA-256 of the complete round's files, as they were when it was closed."""
@@ -336,10 +336,11 @@ def _read_number(path: Path, what: str) -> int:
 
 def write_sums(path: Path, files: Mapping[str, Path]) -> None:
     """Write the SHA-256 of files by name, in the format of sha256sum -c."""
-    _write_sums(path, {name: sha256(file) for name, file in files.items()})
+    record_sums(path, {name: sha256(file) for name, file in files.items()})
 
 
-def _write_sums(path: Path, sums: Mapping[str, str]) -> None:
+def record_sums(path: Path, sums: Mapping[str, str]) -> None:
+    """Write sums that are known already, as `write_sums` does."""
     write_text(path, "".join(f"{digest}  {name}\n" for name, digest in sums.items()))
 
 

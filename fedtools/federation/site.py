@@ -4,7 +4,7 @@
       origin                the label of the whole experiment, which messages carry
       facts.tsv             what is known of the site's clients, if the task has such facts
       local.yaml            paths of the site's data and model, given at the site
-      data.yaml             sums of the site's data, as they were at first
+      data.yaml             sums of the site's data, as it told the server, or as they were at first
     REQUEST/                what the server asks for in a round: `write_request`
       request.yaml          the fields of `Request`
       clients               the site's clients that take part
@@ -29,7 +29,14 @@ from fedtools.core.errors import UserError, some
 from fedtools.core.locks import lock
 from fedtools.core.untrusted import open_received, received_lines
 from fedtools.data.datadir import byte_order
-from fedtools.exchange.experiment import LOCAL, ORIGIN, Experiment, write_clients, write_sums
+from fedtools.exchange.experiment import (
+    LOCAL,
+    ORIGIN,
+    Experiment,
+    record_sums,
+    write_clients,
+    write_sums,
+)
 from fedtools.exchange.ledger import LedgerRow, read_round, read_rows, write_ledger
 from fedtools.exchange.messages import find_messages, paths_of, remove_messages
 from fedtools.exchange.options import Rounds
@@ -37,13 +44,15 @@ from fedtools.exchange.private import make_private
 from fedtools.exchange.sites import FILE as SITES
 from fedtools.exchange.sites import by_site, names_of, write_sites
 from fedtools.federation.federation import Federation
+from fedtools.federation.site_facts import check_told, sums_of_site
 from fedtools.federation.steps import train_local
 from fedtools.tasks import facts_of
-from fedtools.tasks.base import task_of
+from fedtools.tasks.client_facts import FILE as FACTS
+from fedtools.tasks.facts import check_folders, check_identity, identities
 
 REQUEST = "request.yaml"
 # Of the server alone: randomness, and what the noise of its releases follows from.
-_SERVERS = ("nonce", "noise_key", "data.yaml", "config.yaml", "clients.txt", SITES, "facts.tsv")
+_SERVERS = ("nonce", "noise_key", "data.yaml", "config.yaml", "clients.txt", SITES, FACTS)
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,12 @@ def write_capsule(path: Path, site: str, out: Path) -> None:
         write_sites(folder / SITES, dict.fromkeys(clients, site))
         write_text(folder / ORIGIN, f"{experiment.label}\n")
         names += ["config.yaml", "clients.txt", SITES, ORIGIN]
-        names += task_of(federation.facts).copy_facts(path, folder, clients)
+        if facts := federation.task.frozen_facts:
+            facts.write(folder / FACTS, clients)
+            names.append(FACTS)
+        if told := sums_of_site(experiment, site):
+            write_yaml(folder / "data.yaml", {"train": told})
+            names.append("data.yaml")
         write_sums(folder / "sha256sums", {name: folder / name for name in names})
 
 
@@ -179,6 +193,8 @@ def answer(
         asked = _accept(Experiment(capsule), request)
         _settle(capsule, data, model)
         federation = Federation(capsule, device)
+        if "data.yaml" in federation.experiment.sums and not asked.last_round:
+            federation.task.check_site_data()
         train_local(federation, asked.round, 1)
         folder = federation.experiment.round(asked.round).path
         with new_folder(out) as made:
@@ -191,20 +207,23 @@ def answer(
 
 
 def _settle(capsule: Path, data: Mapping[str, str], model: str) -> None:
-    """Keep the paths of the site's data and model, and fix the sums of the data."""
+    """Keep the paths of the site's data and model; fix the sums of the data unless it told them."""
     own = {"data": {split: str(Path(folder).absolute()) for split, folder in data.items()}}
     if model:
         own["model"] = {"path": str(Path(model).absolute())}
     write_yaml(capsule / LOCAL, own)
-    options = Experiment(capsule).options
+    experiment, folders = Experiment(capsule), {split: Path(one) for split, one in data.items()}
+    options = experiment.options
     facts = facts_of(options.task, capsule / "config.yaml")
-    for split, folder in data.items():
-        if not Path(folder).is_dir():
-            remedy = f"check --data {split}=FOLDER"
-            raise UserError("no such data directory", path=folder, remedy=remedy)
-    reads = facts.reads_labels(options.training)
-    sums = {s: facts.identity(Path(d), s != "train" or reads) for s, d in data.items()}
-    fix(capsule / "data.yaml", sums, "other data")
+    check_folders(folders)
+    if "data.yaml" in experiment.sums:
+        for split, folder in folders.items():
+            check_identity(experiment, split, folder)
+    else:
+        sums = identities(facts, options.training, folders)
+        fix(capsule / "data.yaml", sums, "other data")
+    if "train" in folders:
+        check_told(experiment, facts, folders["train"])
 
 
 def _accept(capsule: Experiment, folder: Path) -> Request:
@@ -296,4 +315,4 @@ def _go_to(capsule: Experiment, asked: Request, rows: list[LedgerRow]) -> None:
         sums = {"ledger.tsv": sha256(here.ledger)}
         if at + 1 == asked.round:
             sums[f"../{following.relative_to(capsule.path)}"] = asked.base
-        write_text(here.done, "".join(f"{sum_}  {name}\n" for name, sum_ in sums.items()))
+        record_sums(here.done, sums)
