@@ -61,7 +61,8 @@ def run_rounds(
         return
     federation = Federation(path, device)
     experiment = federation.experiment
-    check_at_hand(experiment)
+    if experiment.last_round() < (last or experiment.options.rounds):
+        check_at_hand(experiment)
     with lock(experiment.path, "rounds"):
         tidy(federation, experiment.last_round())
         if split:
