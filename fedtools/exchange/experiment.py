@@ -4,6 +4,7 @@ EXP/config.yaml                     fixed at the start, like all files up to sha
 EXP/data.yaml                       fingerprints of the data
 EXP/clients.txt                     all clients, one per line, in C order
 EXP/sites.tsv                       with sites: see `fedtools.exchange.sites`
+EXP/facts.tsv                       with sites: what is known of each client's data
 EXP/tokens.txt [bpe.model|token_type]  the model's output units
 EXP/base.safetensors                the base model, if only a part of it is trained
 EXP/projection.{safetensors,yaml}   the normalisation of a head's input, if it was fitted
