@@ -310,7 +310,7 @@ def test_data_that_changed_at_the_site_are_named(world, answered, tmp_path):
     capsule = Path(shutil.copytree(answered / "a", tmp_path / "a"))
     asked = ask(answered / "parts", 3, "a", tmp_path / "asked")
     words = ("site-round", capsule, asked, tmp_path / "sent", "--data")
-    inside(*words, f"train={world / 'b-train'}").fails(1, "made with other data")
+    inside(*words, f"train={world / 'b-train'}").fails(1, "began with")
     inside(*words, f"train={tmp_path / 'none'}").fails(1, "no such data directory")
     run(world, capsule, asked, tmp_path / "sent").ok()
 

@@ -28,7 +28,7 @@ def init(
     ),
     method: str = typer.Option(..., help="A method, as listed by fedtools methods."),
     data: list[str] = typer.Option(
-        ...,
+        [],
         metavar="SPLIT=FOLDER",
         help="Data directory of train (which defines the clients), valid, ...",
     ),
@@ -57,6 +57,12 @@ def init(
         help="With --sites: a table with the columns site and key, the public keys of all sites "
         "and of server. What they send each other is then signed. Default: not.",
     ),
+    facts: list[Path] = typer.Option(
+        [],
+        metavar="FOLDER",
+        help="With --sites, in place of --data train=...: what a site tells of its clients, made "
+        "there by fedtools site-facts; once for each site.",
+    ),
     seed: int = typer.Option(0, min=0, help="Random seed."),
     set_: list[str] = typer.Option(
         [], "--set", help="Override an option of the YAML file: training.grad_clip=1."
@@ -72,12 +78,13 @@ def init(
     printed, too. The base is the model of --start or, with network hf, a Hugging Face folder.
 
     Reads: the YAML of --config; the folders of --data (the list of clients, and a fingerprint of
-    the data) and of --asset; the list of --clients; the tables of --sites and --roster; the model
-    of --start.
+    the data) and of --asset; the list of --clients; the tables of --sites and --roster; the folders
+    of --facts; the model of --start.
 
     Writes: EXP/config.yaml, data.yaml, software.yaml, clients.txt, sha256sums, init.safetensors,
-    round_0001/global.safetensors; base.safetensors if a model is adapted; sites.tsv with --sites
-    and roster.tsv with --roster; and EXP/commands.sh, to which later commands add themselves.
+    round_0001/global.safetensors; base.safetensors if a model is adapted; with --sites, sites.tsv
+    and facts.tsv, what is known of each client, and with --roster, roster.tsv; and EXP/commands.sh,
+    to which later commands add themselves.
 
     Example in egs/speechcommands/kws1: fedtools init exp/mini/keywords/dscnn/fedavg/seed1 \
         --config conf/mini.yaml --section networks.dscnn --section methods.fedavg --method fedavg \
@@ -102,6 +109,7 @@ def init(
             listed=clients,
             sites=sites,
             roster=roster,
+            told=facts,
         )
     if said:
         print(said)
@@ -260,6 +268,33 @@ def aggregate(
         number = round_ or federation.experiment.last_round() + 1
         steps.aggregate(federation, number, without)
         _list_step(experiment, round_, number)
+
+
+@command("site-facts", "Federation")
+def site_facts(
+    data: Path = typer.Argument(
+        ..., metavar="DATA", help="The site's data directory, or folder of packed clips."
+    ),
+    out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
+    task: str = typer.Option(..., help="The task of the experiment: asr or kws."),
+) -> None:
+    """Write what a site tells the server of its clients.
+
+    It is all that fedtools init --facts needs to know of the site's data: names of clients, the
+    number of clips or utterances of each, the kind of the data, and a sum by which the site will
+    recognise them; for clips also the classes, and the entropy of each client's labels. No names of
+    utterances, no transcripts and no paths are in it. What leaves the site is printed.
+
+    Reads: DATA.
+
+    Writes: OUT/facts.yaml and clients.tsv; for clips, classes.txt.
+
+    Example in egs/speechcommands/kws1: fedtools site-facts dump/mini/keywords/train facts \
+        --task kws
+    """
+    from fedtools.federation.site_facts import tell
+
+    print(tell(data, out, task), end="")
 
 
 @command("site", "Federation")

@@ -124,11 +124,11 @@ def read_yaml(path: str | Path, *, as_written: bool = False) -> dict[str, Any]:
     Args:
         as_written: whether to keep decimals as the text in the file.
     """
-    return yaml_of(read_text(path), path, as_written=as_written)
+    return parse_yaml(read_text(path), path, as_written=as_written)
 
 
-def yaml_of(text: str, path: str | Path, *, as_written: bool = False) -> dict[str, Any]:
-    """Return the YAML mapping in a text that was read from `path`; see `read_yaml`."""
+def parse_yaml(text: str, path: str | Path, *, as_written: bool = False) -> dict[str, Any]:
+    """Parse the text of a file that has been read; see `read_yaml`."""
     try:
         content = _parse(text, as_written)
     except yaml.MarkedYAMLError as error:

@@ -45,9 +45,8 @@ def read_tsv(
     header = next(lines, "")
     names = header.split("\t")
     if columns is not None and names != list(columns):
-        raise UserError(
-            f"the header is {header!r}", path=path, line=1, remedy=f"expected {' '.join(columns)}"
-        )
+        remedy = f"expected {' '.join(columns)}"
+        raise UserError(f"the header is {header[:300]!r}", path=path, line=1, remedy=remedy)
     if len(set(names)) != len(names):
         raise UserError("a column name is duplicated", path=path, line=1)
     if missing := [name for name in numbers if name not in names]:
@@ -115,7 +114,7 @@ def number(row: Mapping[str, str], column: str, path: str | Path, line: int) -> 
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise UserError(f"{column} is {row[column]!r}, not a number", path=path, line=line)
+        raise UserError(f"{column} is {row[column][:40]!r}, not a number", path=path, line=line)
     return value
 
 
@@ -128,7 +127,7 @@ def count(row: Mapping[str, str], column: str, path: str | Path, line: int) -> i
     text = row[column]
     # isdecimal() alone would let other scripts' digits pass, and int() underscores and whitespace.
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise UserError(f"{column} is {text!r}, not a whole number", path=path, line=line)
+        raise UserError(f"{column} is {text[:40]!r}, not a whole number", path=path, line=line)
     return int(text)
 
 

@@ -41,7 +41,7 @@ MAX_OVERSHOOT = 0.5
 def check_id(name: str, what: str, path: str | Path | None = None, line: int | None = None) -> str:
     """Return `name` if it is usable as an id and a file name; otherwise raise a `UserError`."""
     if not ID_PATTERN.fullmatch(name):
-        problem = f"{what} {name!r} is not usable as an id"
+        problem = f"{what} {name[:200]!r} is not usable as an id"
         remedy = "use letters, digits, '_', '-', '.' and '+', not beginning with '.', '-' or '+'"
         raise UserError(problem, path=path, line=line, remedy=remedy)
     return name

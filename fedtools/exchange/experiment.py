@@ -5,6 +5,7 @@ EXP/data.yaml                       fingerprints of the data
 EXP/clients.txt                     all clients, one per line, in C order
 EXP/sites.tsv                       with sites: see `fedtools.exchange.sites`
 EXP/roster.tsv                      with keys of sites: see `fedtools.exchange.signed`
+EXP/facts.tsv                       with sites: what is known of each client's data
 EXP/tokens.txt [bpe.model|token_type]  the model's output units
 EXP/base.safetensors                the base model, if only a part of it is trained
 EXP/projection.{safetensors,yaml}   the normalisation of a head's input, if it was fitted
@@ -301,7 +302,7 @@ class RoundFolder:
         following = self._experiment.round(self.number + 1).global_state
         sums = {"ledger.tsv": sha256(self.ledger), **(received or {})}
         sums[f"../{following.relative_to(self._experiment.path)}"] = sha256(following)
-        _write_sums(self.done, sums)
+        record_sums(self.done, sums)
 
     def sums(self) -> dict[str, str]:
         """Read name -> SHA-256 of the complete round's files, as they were when it was closed."""
@@ -360,10 +361,11 @@ def _read_number(path: Path, what: str) -> int:
 
 def write_sums(path: Path, files: Mapping[str, Path]) -> None:
     """Write the SHA-256 of files by name, in the format of sha256sum -c."""
-    _write_sums(path, {name: sha256(file) for name, file in files.items()})
+    record_sums(path, {name: sha256(file) for name, file in files.items()})
 
 
-def _write_sums(path: Path, sums: Mapping[str, str]) -> None:
+def record_sums(path: Path, sums: Mapping[str, str]) -> None:
+    """Write sums that are known already, as `write_sums` does."""
     write_text(path, "".join(f"{digest}  {name}\n" for name, digest in sums.items()))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedtools.core.atomic import atomic_write, remove, sha256
-from fedtools.core.config import from_mapping, write_yaml, yaml_of
+from fedtools.core.config import from_mapping, parse_yaml, write_yaml
 from fedtools.core.errors import UserError
 from fedtools.core.locks import lock
 from fedtools.core.secret_files import read_secret, write_secret
@@ -201,4 +201,4 @@ def read_statement(
 ) -> T:
     """Read a statement; arguments and errors as in `read_signed`, and of its fields."""
     content = decode(read_signed(path, name, roster, files), path)
-    return from_mapping(kind, yaml_of(content, path), path)
+    return from_mapping(kind, parse_yaml(content, path), path)

@@ -16,6 +16,7 @@ from fedtools.federation.federation import Federation
 from fedtools.federation.rounds import trainer
 from fedtools.federation.steps import aggregate, sample
 from fedtools.federation.user_privacy import UserProtection
+from fedtools.tasks.facts import check_at_hand
 
 # The second round is timed: the first also reads data, and fills caches.
 TIMED = 2
@@ -53,6 +54,7 @@ def estimate(
         UserError: if there is no experiment, or all its rounds are complete.
     """
     begun = Experiment(path)
+    check_at_hand(begun)
     last, rounds = begun.last_round(), begun.options.rounds
     if last >= rounds:
         raise UserError("all rounds are complete", path=begun.path)

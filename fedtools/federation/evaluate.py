@@ -19,7 +19,7 @@ from fedtools.exchange.private import make_private
 from fedtools.exchange.states import check_finite, load_state, save_state
 from fedtools.federation.evaluations import read_evaluation, write_averaged
 from fedtools.federation.federation import Federation
-from fedtools.federation.user_privacy import check_apart
+from fedtools.federation.user_privacy import check_apart, people_of
 from fedtools.models.adapt.adaptation import OF_PRODUCTS, combine_of
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.parts import RESCORED
@@ -118,9 +118,11 @@ def average(
         raise UserError(problem, path=federation.experiment.path)
     best = best or federation.experiment.options.average
     if federation.method.user_privacy:
-        train, valid = (federation.task.data_path(split) for split in ("train", "valid"))
-        where = federation.experiment.path
-        check_apart(federation.facts, train, valid, "fedtools average", where)
+        facts, task, experiment = federation.facts, federation.task, federation.experiment
+        at_hand = "train" in experiment.options.data
+        people = people_of(facts, task.data_path("train")) if at_hand else {*experiment.clients}
+        valid = task.data_path("valid")
+        check_apart(people, facts, valid, "fedtools average", experiment.path)
     if best > 1 and (combine := combine_of(federation.experiment.options.model)) in OF_PRODUCTS:
         problem = f"adapters of {best} rounds cannot be averaged with combine {combine}"
         raise UserError(problem, path=federation.experiment.path, remedy="use --best 1")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtools.core.atomic import atomic_path, remove, sha256
+from fedtools.core.atomic import atomic_path, remove, sha256, write_text
 from fedtools.core.config import (
     fix,
     from_mapping,
@@ -37,6 +37,7 @@ from fedtools.exchange.sites import FILE as SITES
 from fedtools.exchange.sites import names_of, read_sites, write_sites
 from fedtools.exchange.states import row_bytes, save_state, spec_of
 from fedtools.federation.code import CODE, defaults_of, kinds_of, own_files, write_code
+from fedtools.federation.site_facts import check_possible, read_told, sums_by_site, sums_of_sites
 from fedtools.federation.user_privacy import begin_protection, noise_key_of, plan_of
 from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Changes, Method
@@ -47,8 +48,10 @@ from fedtools.server.sample import draw
 from fedtools.tasks import facts_of
 from fedtools.tasks.alike import check_splits, check_start
 from fedtools.tasks.base import NewExperiment, State, task_of
-from fedtools.tasks.facts import Facts
+from fedtools.tasks.client_facts import FILE as FACTS
+from fedtools.tasks.facts import Facts, check_folders, identities
 from fedtools.tasks.identity import KIND
+from fedtools.tasks.site_facts import merged
 
 # The state at the start of round 1.
 FIRST = "round_0001/global.safetensors"
@@ -72,6 +75,7 @@ def init(
     listed: Path | None = None,
     sites: Path | None = None,
     roster: Path | None = None,
+    told: Sequence[Path] = (),
 ) -> str:
     """Create an experiment: fix its configuration and write the first round's shared tensors.
 
@@ -89,6 +93,7 @@ def init(
             privacy; by default the clients are those of the data.
         sites: a table of all clients and their sites, if the federation has sites.
         roster: a table of public keys of the server and the sites, if messages are signed.
+        told: folders of `fedtools site-facts`, in place of `data["train"]`.
 
     Returns:
         a line on its size, or "" if it had begun already.
@@ -99,13 +104,10 @@ def init(
     path = Path(path)
     folders = {split: Path(folder) for split, folder in data.items()}
     others = {name: Path(folder) for name, folder in (assets or {}).items()}
-    if "train" not in folders:
-        raise UserError("no training data", path=path, remedy="give --data train=FOLDER")
-    for split, folder in folders.items():
+    _check_source(path, folders, told, sites)
+    for split in folders:
         check_id(split, "split")
-        if not folder.is_dir():
-            remedy = f"check --data {split}=FOLDER"
-            raise UserError("no such data directory", path=folder, remedy=remedy)
+    check_folders(folders)
     for name, folder in others.items():
         if not folder.is_dir():
             remedy = f"check --asset {name}=FOLDER"
@@ -113,38 +115,48 @@ def init(
     options = read_options(config, where, method, seed, start, data)
     facts = facts_of(options.task, where)
     files = {file.name: file for file in facts.files(folders, others, where)}
+    sent = read_told(told, facts, options.task) if told else {}
+    known = merged(sent) if sent else None
+    texts = known.texts if known else {}
     if has_base(options.model) and start:
         files.setdefault(BASE, Path(start))
     elif BASE in files and not has_base(options.model):
         raise UserError("asset base needs a model with adapt", path=where)
     made = make_method(method, options.method_conf, where)
-    clients = _clients_of(facts, folders["train"], made, listed)
+    train = told[0] if told else folders["train"]
+    named = known.clients.clients if known else facts.clients(train)
+    clients = _clients_of(named, train, made, listed)
     located = _sites_of(sites, clients, method)
     keys = _keys_of(roster, located)
-    known: dict[str, Any] = {"clients": len(clients), "rounds": made.rounds or options.rounds}
-    known["model"] = facts.fixed_model(options.model)
-    known["training"] = facts.fixed_training(options.model, options.training, where)
-    options = from_mapping(Options, vars(options) | known, where)
+    fixed: dict[str, Any] = {"clients": len(clients), "rounds": made.rounds or options.rounds}
+    fixed["model"] = facts.fixed_model(options.model)
+    fixed["training"] = facts.fixed_training(options.model, options.training, where)
+    options = from_mapping(Options, vars(options) | fixed, where)
     # Frozen separately from the options, since data of the same path can be replaced.
-    reads_labels = facts.reads_labels(options.training)
-    identities = {
-        split: facts.identity(folder, split != "train" or reads_labels)
-        for split, folder in folders.items()
-    }
-    check_splits(identities, folders)
+    sums = identities(facts, options.training, folders)
+    if known:
+        check_possible(made, options, where)
+        by_site = sums_by_site(sent, located, sites or path)
+        sums = {"train": sums_of_sites(by_site, known.kind)} | sums
+    check_splits(sums, {"train": train} | folders)
     if start:
-        check_start(Path(start), identities["train"].get(KIND), files, folders["train"])
+        check_start(Path(start), sums["train"].get(KIND), files, train, texts)
     try:
         made.check(options.task, facts.parts, options.model)
     except ValueError as error:
         raise UserError(str(error), path=where) from None
-    plan = plan_of(made, options, facts, folders, where, listed is not None)
+    plan = plan_of(made, options, facts, folders, where, listed is not None, clients)
     begun = (path / FIRST).exists() and (path / "sha256sums").exists()
     states: tuple[State, State] = ({}, {})
     own: dict[str, Path] = {}
-    new = NewExperiment(options, made, folders, others, Path(start) if start else None, where)
+    if located and not known and facts.of_site:
+        known = facts.of_site(train)
+    begin = Path(start) if start else None
+    new = NewExperiment(options, made, folders, others, begin, where, known)
+    client_facts = None
     if not begun:
         # Before anything is fixed, so that a failure to create the model leaves no files.
+        client_facts = task_of(facts).client_facts_of(new)
         states = _begin(facts, new, seed)
         kinds = kinds_of(options, made, task_of(facts))
         own = own_files(kinds.values(), task_of(facts))
@@ -153,13 +165,15 @@ def init(
     make_private(path)
     with lock(path, "rounds"):
         _fix_options(path / "config.yaml", options, begun)
-        _fix_data(path / "data.yaml", identities)
+        _fix_data(path / "data.yaml", sums)
         if not begun:
-            _write(path, files, clients, located, keys, states)
-            more = task_of(facts).write_facts(path, new) if located else []
+            _write(path, files, texts, clients, located, keys, states)
+            if client_facts:
+                client_facts.write(path / FACTS)
             record(path, own.values())
             write_code(path, own)
-            _close(path, [*files, *more], facts, made, plan)
+            more = [FACTS] if client_facts else []
+            _close(path, [*texts, *files, *more], facts, made, plan)
         experiment = Experiment(path)
         experiment.check_fixed()
         if listed and experiment.clients != clients:
@@ -195,15 +209,35 @@ def _size_of(experiment: Experiment, method: Method, whole: State, sent: State) 
     return f"{experiment.path}: {'; '.join(found)}"
 
 
-def _clients_of(facts: Facts, train: Path, method: Method, listed: Path | None) -> list[str]:
+def _check_source(
+    path: Path, folders: Mapping[str, Path], told: Sequence[Path], sites: Path | None
+) -> None:
+    """Raise a `UserError` unless the training data are at hand, or told of by sites."""
+    if told and "train" in folders:
+        remedy = "give --data train=FOLDER, or --facts FOLDER of each site"
+        raise UserError("facts of sites, and training data", path=folders["train"], remedy=remedy)
+    if told and sites is None:
+        remedy = "give --sites FILE"
+        raise UserError("facts of sites, but no table of sites", path=told[0], remedy=remedy)
+    if not told and "train" not in folders:
+        remedy = "give --data train=FOLDER, or with --sites the --facts of each site"
+        raise UserError("no training data", path=path, remedy=remedy)
+
+
+def _clients_of(
+    named: Iterable[str], train: Path, method: Method, listed: Path | None
+) -> list[str]:
     """Return the clients, in C order; raise a `UserError` if the method needs some.
 
-    They are read for every method, since this also checks the data.
+    Args:
+        named: the clients of the data, which are read for every method, since this also checks the
+            data.
+        train: where they are from, for messages.
     """
     if listed and method.user_privacy is None:
         remedy = "leave --clients out: without user-level privacy, clients are those of the data"
         raise UserError("a list of clients is not used", path=listed, remedy=remedy)
-    clients = byte_order(check_id(name, "client", train) for name in facts.clients(train))
+    clients = byte_order(check_id(name, "client", train) for name in named)
     if not method.federated:
         return []
     if not clients:
@@ -282,6 +316,7 @@ def _fix_options(path: Path, options: Options, begun: bool) -> None:
 def _write(
     path: Path,
     files: Mapping[str, Path],
+    texts: Mapping[str, str],
     clients: Sequence[str],
     sites: Mapping[str, str],
     keys: Mapping[str, str],
@@ -294,6 +329,8 @@ def _write(
     for name, file in files.items():
         with atomic_path(path / name) as temporary:
             shutil.copyfile(file, temporary)
+    for name, text in texts.items():
+        write_text(path / name, text)
     write_clients(path / "clients.txt", clients)
     if sites:
         write_sites(path / SITES, sites)

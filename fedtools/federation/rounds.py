@@ -29,6 +29,7 @@ from fedtools.federation.evaluate import evaluate
 from fedtools.federation.federation import Federation
 from fedtools.federation.ranks import Rank, follow, lead
 from fedtools.federation.steps import aggregate, sample, tidy, train_local
+from fedtools.tasks.facts import check_at_hand
 
 # Function that trains the clients of all jobs of a round: (round, number of jobs).
 Train = Callable[[int, int], None]
@@ -60,6 +61,8 @@ def run_rounds(
         return
     federation = Federation(path, device)
     experiment = federation.experiment
+    if experiment.last_round() < (last or experiment.options.rounds):
+        check_at_hand(experiment)
     with lock(experiment.path, "rounds"):
         tidy(federation, experiment.last_round())
         if split:

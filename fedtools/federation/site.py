@@ -4,8 +4,9 @@
       origin                the label of the whole experiment, which messages carry
       facts.tsv             what is known of the site's clients, if the task has such facts
       sha256sums.sig        the server's signature, if the experiment has a roster of keys
-      local.yaml            paths of the site's data and model, given at the site
-      data.yaml             sums of the site's data, as they were at first
+      data.yaml             sums of the site's training data, if it told the server
+      local.yaml            paths of the site's data and model, and sums of what it has not told, as
+                            they were at first
     REQUEST/                what the server asks for in a round: `write_request`
       request.yaml          the fields of `Request`; signed with a roster: request.yaml.sig
       clients               the site's clients that take part
@@ -27,7 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fedtools.core.atomic import atomic_path, check_new, new_folder, remove, sha256, write_text
-from fedtools.core.config import Natural, fix, write_yaml
+from fedtools.core.config import Natural, read_yaml, write_yaml
 from fedtools.core.errors import UserError, some
 from fedtools.core.locks import lock
 from fedtools.core.provenance import computing
@@ -40,6 +41,7 @@ from fedtools.exchange.experiment import (
     LOCAL,
     ORIGIN,
     Experiment,
+    record_sums,
     write_clients,
     write_sums,
 )
@@ -66,15 +68,17 @@ from fedtools.exchange.sites import by_site, names_of, write_sites
 from fedtools.federation.bounds import Bounds, check_bounds
 from fedtools.federation.federation import Federation
 from fedtools.federation.site_evaluation import evaluation_path, measure
+from fedtools.federation.site_facts import check_told, sums_of_site
 from fedtools.federation.steps import train_local
 from fedtools.tasks import facts_of
-from fedtools.tasks.base import task_of
+from fedtools.tasks.client_facts import FILE as FACTS
+from fedtools.tasks.facts import check_folders, check_identity, identities, known_sums
 
 REQUEST = "request.yaml"
 # The most files that a request names.
 _FILES = 3
 # Of the server alone: randomness, and what the noise of its releases follows from.
-_SERVERS = ("nonce", "noise_key", "data.yaml", "config.yaml", "clients.txt", SITES, "facts.tsv")
+_SERVERS = ("nonce", "noise_key", "data.yaml", "config.yaml", "clients.txt", SITES, FACTS)
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,12 @@ def write_capsule(path: Path, site: str, out: Path, key_path: Path | None = None
         write_sites(folder / SITES, dict.fromkeys(clients, site))
         write_text(folder / ORIGIN, f"{experiment.label}\n")
         names += ["config.yaml", "clients.txt", SITES, ORIGIN]
-        names += task_of(federation.facts).copy_facts(path, folder, clients)
+        if facts := federation.task.frozen_facts:
+            facts.write(folder / FACTS, clients)
+            names.append(FACTS)
+        if told := sums_of_site(experiment, site):
+            write_yaml(folder / "data.yaml", {"train": told})
+            names.append("data.yaml")
         write_sums(folder / "sha256sums", {name: folder / name for name in names})
         sign(folder / "sha256sums", key)
 
@@ -276,6 +285,8 @@ def answer(
         _settle(capsule, data, model)
         federation = Federation(capsule, device)
         clients = received_lines(request / "clients", len(experiment.clients))[0]
+        if "data.yaml" in experiment.sums and not asked.last_round:
+            federation.task.check_site_data()
         if not asked.split:
             check_bounds(federation, clients, asked.round, bounds or Bounds())
         _accept(experiment, asked, request)
@@ -333,20 +344,24 @@ def _check_kept(capsule: Experiment, new: Mapping[str, int], number: int) -> Non
 
 
 def _settle(capsule: Path, data: Mapping[str, str], model: str) -> None:
-    """Keep the paths of the site's data and model, and fix the sums of the data."""
-    own = {"data": {split: str(Path(folder).absolute()) for split, folder in data.items()}}
+    """Keep the paths of the site's data and model, and the sums of data that it has not told."""
+    path, folders = capsule / LOCAL, {split: Path(one) for split, one in data.items()}
+    check_folders(folders)
+    sums = read_yaml(path).get("sums", {}) if path.exists() else {}
+    own = {"data": {split: str(folder.absolute()) for split, folder in folders.items()}}
     if model:
         own["model"] = {"path": str(Path(model).absolute())}
-    write_yaml(capsule / LOCAL, own)
-    options = Experiment(capsule).options
-    facts = facts_of(options.task, capsule / "config.yaml")
-    for split, folder in data.items():
-        if not Path(folder).is_dir():
-            remedy = f"check --data {split}=FOLDER"
-            raise UserError("no such data directory", path=folder, remedy=remedy)
-    reads = facts.reads_labels(options.training)
-    sums = {s: facts.identity(Path(d), s != "train" or reads) for s, d in data.items()}
-    fix(capsule / "data.yaml", sums, "other data")
+    write_yaml(path, own | {"sums": sums})
+    experiment = Experiment(capsule)
+    facts = facts_of(experiment.options.task, capsule / "config.yaml")
+    new = {one: folder for one, folder in folders.items() if not known_sums(experiment, one)}
+    for split in folders.keys() - new.keys():
+        check_identity(experiment, split, folders[split])
+    if new:
+        sums = sums | identities(facts, experiment.options.training, new)
+        write_yaml(path, own | {"sums": sums})
+    if "train" in folders:
+        check_told(experiment, facts, folders["train"])
 
 
 def _check_request(capsule: Experiment, asked: Request, folder: Path) -> None:
@@ -460,8 +475,9 @@ def _go_to(capsule: Experiment, asked: Request, rows: list[LedgerRow]) -> None:
     for at, own in found.items():
         here, following = capsule.round(at), capsule.round(at + 1).global_state
         here.path.mkdir(exist_ok=True)
+        name = f"../{following.relative_to(capsule.path)}"
+        before = here.sums().get(name, "") if here.is_done() else ""
+        base = asked.base if at + 1 == asked.round else before
         write_ledger(here.ledger, list(own.values()))
-        sums = {"ledger.tsv": sha256(here.ledger)}
-        if at + 1 == asked.round:
-            sums[f"../{following.relative_to(capsule.path)}"] = asked.base
-        write_text(here.done, "".join(f"{sum_}  {name}\n" for name, sum_ in sums.items()))
+        sums = {"ledger.tsv": sha256(here.ledger)} | ({name: base} if base else {})
+        record_sums(here.done, sums)

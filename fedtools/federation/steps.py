@@ -45,6 +45,7 @@ from fedtools.methods.base import Method
 from fedtools.server.sample import draw
 from fedtools.server.server import Round, Server
 from fedtools.tasks.base import as_configured
+from fedtools.tasks.facts import check_at_hand
 
 # The most clients in a round whose losses are all written to TensorBoard; else only the mean is.
 _CURVES = 20
@@ -71,6 +72,7 @@ def sample(experiment: Experiment, method: Method, number: int, jobs: int) -> li
 def train_job(federation: Federation, number: int, job: int) -> None:
     """Run `train_local` with locks, while other commands may run other jobs of the round."""
     path = federation.experiment.path
+    check_at_hand(federation.experiment)
     with lock(path, "rounds", shared=True), lock(path, f"round-{number}-job-{job}"):
         train_local(federation, number, job)
 

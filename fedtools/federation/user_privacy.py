@@ -53,6 +53,7 @@ def plan_of(
     folders: Mapping[str, Path],
     where: str | Path,
     listed: bool,
+    clients: Sequence[str],
 ) -> UserPlan | None:
     """Return the plan of a new experiment; None without user-level privacy.
 
@@ -61,11 +62,13 @@ def plan_of(
         folders: its data, by split.
         where: where the options were read from, for messages.
         listed: whether the list of clients was given.
+        clients: the clients.
     """
     if method.user_privacy is None:
         return None
     if options.average > 1 and "valid" in folders:
-        check_apart(facts, folders["train"], folders["valid"], f"average: {options.average}", where)
+        people = people_of(facts, folders["train"]) if "train" in folders else {*clients}
+        check_apart(people, facts, folders["valid"], f"average: {options.average}", where)
     # Before anything is written, so that a key that cannot be used leaves no files.
     make_key(path := key_path(noise_key_of(method)))
     read_key(path)
@@ -75,22 +78,23 @@ def plan_of(
     return UserPlan.of(method.user_privacy, options, where, listed)
 
 
-def check_apart(facts: Facts, train: Path, valid: Path, what: str, where: str | Path) -> None:
+def check_apart(people: set[str], facts: Facts, valid: Path, what: str, where: str | Path) -> None:
     """Raise a `UserError` if rounds are to be chosen on speech of the clients.
 
     Args:
+        people: who trains; of data at sites the clients are known, and not the speakers.
         facts: of the task.
-        train, valid: the data directories.
+        valid: the data directory.
         what: what chooses rounds, for the message.
         where: what the message is about.
     """
-    if shared := _people(facts, train) & _people(facts, valid):
+    if shared := people & people_of(facts, valid):
         problem = f"{what}: chooses rounds on data of {some(sorted(shared))}, who also train"
         remedy = "take the last round, or validation data of other people"
         raise UserError(problem, path=where, remedy=remedy)
 
 
-def _people(facts: Facts, folder: Path) -> set[str]:
+def people_of(facts: Facts, folder: Path) -> set[str]:
     """Return the names of the clients and speakers of a data directory."""
     speakers = folder / "utt2spk"
     known = set(read_table(speakers).values()) if speakers.exists() else set()

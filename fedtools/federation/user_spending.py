@@ -62,8 +62,10 @@ def write_user_spending(paths: Sequence[Path]) -> UserSpending:
 def unit_of(federation: Federation) -> str:
     """Return what a client is: a speaker, if each is one speaker and no two are the same one."""
     known = SPEAKERS.of(federation.task)
-    # Packed clips have no table of speakers that could show it.
-    if known is None or not (federation.task.data_path("train") / "utt2spk").exists():
+    # Packed clips have no table of speakers that could show it, and sites tell of none.
+    if known is None or "train" not in federation.experiment.options.data:
+        return CLIENT
+    if not (federation.task.data_path("train") / "utt2spk").exists():
         return CLIENT
     speakers, clients = known(), federation.experiment.clients
     alone = len(speakers) == len(clients) == len(set(speakers.values()))

@@ -6,6 +6,7 @@ is trained has no meaning.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +43,13 @@ def check_splits(sums: Mapping[str, Mapping[str, str]], folders: Mapping[str, Pa
         print(f"warning: {some(others)}: {files}", file=sys.stderr)
 
 
-def check_start(start: Path, kind: str | None, files: Mapping[str, Path], train: Path) -> None:
+def check_start(
+    start: Path,
+    kind: str | None,
+    files: Mapping[str, Path],
+    train: Path,
+    texts: Mapping[str, str],
+) -> None:
     """Raise a `UserError` if a model was trained on other features or for other outputs.
 
     What is not known of the model is not compared: its folder may have any name, and need not be
@@ -52,14 +59,21 @@ def check_start(start: Path, kind: str | None, files: Mapping[str, Path], train:
         start: file of the model's state.
         kind: the kind of the training data's features, if it is known.
         files: files of the new experiment by name.
-        train: folder of its training data.
+        train: folder of its training data, or of what a site told of them.
+        texts: other files by name, which are not there yet, and their contents.
     """
     folders = [*start.absolute().parents][:_DEPTH]
     home = next((one for one in folders if (one / "data.yaml").is_file()), start.parent)
     check_same(kind, _trained_on(home), f"the training data of {start}", train / "feats.scp")
     for name in _OUTPUTS:
         own = files.get(name, train / name)
-        if own.is_file() and (home / name).is_file() and sha256(own) != sha256(home / name):
+        if name in texts:
+            found = hashlib.sha256(texts[name].encode()).hexdigest()
+        elif own.is_file():
+            found = sha256(own)
+        else:
+            continue
+        if (home / name).is_file() and found != sha256(home / name):
             problem = f"not the {name} of the model to start from, {home / name}"
             remedy = "begin with the model's own, or without --start"
             raise UserError(problem, path=own, remedy=remedy)

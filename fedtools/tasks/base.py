@@ -6,7 +6,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, TypeVar
@@ -18,7 +18,9 @@ from fedtools.exchange.options import Options
 from fedtools.exchange.states import Spec, spec_of
 from fedtools.methods.base import Method, Phase
 from fedtools.tasks import facts_of
+from fedtools.tasks.client_facts import FILE, ClientFacts
 from fedtools.tasks.facts import Facts, data_of
+from fedtools.tasks.site_facts import SiteFacts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +47,8 @@ class NewExperiment(Generic[By]):
         data, assets: folders by split, and by asset name.
         start: the file of a full state to start from, or None.
         where: where the options were read from, for messages.
+        known: what is known of the training data, of which `data` has no folder if sites told of
+            them; None without sites.
     """
 
     options: Options
@@ -53,6 +57,7 @@ class NewExperiment(Generic[By]):
     assets: Mapping[str, Path]
     start: Path | None
     where: str | Path
+    known: SiteFacts | None = None
 
 
 class MissingData(UserError):
@@ -201,14 +206,9 @@ class Task(ABC, Generic[By]):
         return []
 
     @staticmethod
-    def write_facts(path: Path, new: NewExperiment[By]) -> list[str]:
-        """Write what a federation with sites knows of its clients, and return the files' names."""
-        return []
-
-    @staticmethod
-    def copy_facts(path: Path, capsule: Path, clients: Sequence[str]) -> list[str]:
-        """Write what is known of a site's clients into its capsule, and return the files' names."""
-        return []
+    def client_facts_of(new: NewExperiment[By]) -> ClientFacts | None:
+        """Return what a federation with sites knows of its clients; None if it needs nothing."""
+        return new.known.clients if new.known else None
 
     @cached_property
     def models(self) -> Models | None:
@@ -219,6 +219,17 @@ class Task(ABC, Generic[By]):
     def protection(self) -> Protection | None:
         """Return the protection of client counts; None without differential privacy."""
         return None
+
+    @cached_property
+    def frozen_facts(self) -> ClientFacts | None:
+        """Return what was known of the clients when an experiment with sites began, or None."""
+        if FILE not in self.experiment.sums:
+            return None
+        self.experiment.check_fixed(FILE)
+        return ClientFacts.read(self.experiment.path / FILE)
+
+    def check_site_data(self) -> None:
+        """Check a site's training data as `begin` checks those at hand."""
 
     @property
     def spec(self) -> Spec:
@@ -270,8 +281,11 @@ class Task(ABC, Generic[By]):
 
     def limits(self, phase: Phase, seconds: float) -> Limits:
         """Return bounds on a client's work in a round that began `seconds` ago."""
-        most = self.method.most_steps
-        return Limits(steps=lambda _, size: most(size) if phase.trains else 0, seconds=seconds)
+        most, facts = self.method.most_steps, self.frozen_facts
+        limits = Limits(steps=lambda _, size: most(size) if phase.trains else 0, seconds=seconds)
+        if facts is None:
+            return limits
+        return replace(limits, utterances=lambda client: facts.value("size", client))
 
     def data_path(self, split: str, may_lack: bool = False) -> Path:
         """Return the folder of a split's data, see `data_of`; the data is checked only once."""

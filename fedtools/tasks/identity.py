@@ -18,6 +18,8 @@ from fedtools.data.datadir import DataDir, read_table
 
 # The kind of features among the sums: see `fedtools.audio.feature_kinds`.
 KIND = "features"
+# Where a site has told of its data: one sum for all others, see `combined`.
+SUM = "sum"
 _ARCHIVES, _BLOCKS, _BLOCK_BYTES = 256, 64, 4096
 
 
@@ -58,6 +60,15 @@ def of_rescored(folder: Path, labels: bool) -> dict[str, str]:
     if (folder / "nnlm.scp").is_file():
         found["nnlm.scp"] = _archives(read_table(folder / "nnlm.scp"))
     return found
+
+
+def combined(sums: Mapping[str, str]) -> str:
+    """Return one sum for the sums of a data directory, but not the kind of features.
+
+    A sum of transcripts alone could be guessed by who sees it; this one covers audio or features.
+    """
+    lines = "".join(f"{sums[name]}  {name}\n" for name in sorted(sums) if name != KIND)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _archives(table: Mapping[str, str]) -> str:

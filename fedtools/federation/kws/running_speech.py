@@ -51,7 +51,7 @@ class Listener:
     @property
     def classes(self) -> list[str]:
         """Return the classes of the experiment."""
-        return self.federation.task.need(CLIPS).features("train").clips.classes
+        return self.federation.task.need(CLIPS).classes
 
     @property
     def kind(self) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ from fedtools.methods.base import FEATURES, MODEL, OPTIMIZER
 from fedtools.models.pretrained.folder import with_sum
 from fedtools.models.pretrained.options import Generation, is_seq2seq
 from fedtools.tasks import TASKS
+from fedtools.tasks.asr.facts import of_site
 from fedtools.tasks.facts import Facts, check_assets, sizes_of_utterances
 from fedtools.tasks.identity import of_utterances
 
@@ -66,6 +67,7 @@ FACTS = TASKS.register("asr")(
         fixed_model=with_sum,
         fixed_training=_with_search,
         by_client=True,
+        of_site=of_site,
         reads_labels=lambda training: (
             "transcripts" in (training.get("labels", "transcripts"), training.get("server_labels"))
         ),

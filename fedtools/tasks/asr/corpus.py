@@ -30,6 +30,7 @@ from fedtools.tasks.asr.server_labels import ServerLabels
 from fedtools.tasks.asr.unfit import fit_names, zeros_of
 from fedtools.tasks.base import Task
 from fedtools.tasks.facts import ALL
+from fedtools.tasks.identity import SUM
 from fedtools.tasks.layer_outputs import options_of
 
 
@@ -95,7 +96,10 @@ class Corpus:
             )
             if self._cached:
                 owner = None if client == ALL else client
-                place = partial(place_of, data.path, owner, self._sums[split]["feats.scp"])
+                sums = self._sums[split]
+                # In the capsule of a site that told of its data.
+                known = sums["feats.scp"] if "feats.scp" in sums else sums[SUM]
+                place = partial(place_of, data.path, owner, known)
                 with self.training.settings():
                     title = owner or split
                     keep_hidden(found, place, self._cached, self._models, title)

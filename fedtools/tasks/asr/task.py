@@ -21,14 +21,12 @@ from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.messages import Payload
 from fedtools.exchange.options import Options
 from fedtools.exchange.sent_features import Features
-from fedtools.lm.tokens import warn_of_unspelled
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Extracted, Method, Phase
 from fedtools.models.acoustic.asr import (
     build_model,
     encoder_kinds,
     input_kind_of,
-    longest_input,
     losses,
     outputs,
     represent,
@@ -37,21 +35,20 @@ from fedtools.models.pretrained.options import Generation, is_pretrained, is_seq
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
 from fedtools.tasks.asr.archives import missing_archive
+from fedtools.tasks.asr.checks import check_split, check_told
 from fedtools.tasks.asr.corpus import Corpus
 from fedtools.tasks.asr.data import (
     Batch,
     Utterances,
     UtteranceSource,
-    check_words,
     joined,
     read_data,
 )
-from fedtools.tasks.asr.fits import check_lengths, check_tokens
+from fedtools.tasks.asr.fits import check_tokens
 from fedtools.tasks.asr.items import Single
 from fedtools.tasks.asr.layer_outputs import check_outputs
 from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
 from fedtools.tasks.asr.server_labels import check_server_labels
-from fedtools.tasks.asr.unfit import report_unfit
 from fedtools.tasks.base import (
     Indicator,
     Items,
@@ -92,19 +89,15 @@ class AsrTask(Task[Method]):
         if lattice and training.labels != "transcripts":
             problem = f"labels: {training.labels} needs a model of criterion ctc"
             raise UserError(problem, path=f"{where}: training")
-        read_data(new.data["train"], options.model)
+        tokens = new.assets["tokens"]
+        if "train" in new.data:
+            read_data(new.data["train"], options.model)
+        else:
+            check_told(new, training)
         if isinstance(tokenizer, WhisperTokens):
-            check_tokens(tokenizer, new.assets["tokens"], model)
+            check_tokens(tokenizer, tokens, model)
         for split, folder in new.data.items():
-            check_lengths(folder, input_kind_of(options.model), longest_input(model))
-            if split != "train":
-                check_words(folder)
-            reads = split != "train" or training.reads_transcripts
-            if reads and not isinstance(tokenizer, WhisperTokens):
-                warn_of_unspelled(tokenizer, folder / "text", new.assets["tokens"])
-            if split != "train" or training.labels == "transcripts":
-                data = read_data(folder, options.model, "text")
-                report_unfit(data, model, tokenizer, training, split == "train")
+            check_split(split, folder, options.model, model, tokenizer, training, tokens)
         check_optimizer(training, f"{where}: training")
         check_outputs(new, model, training)
         check_server_labels(new, training, tokenizer)
@@ -114,6 +107,11 @@ class AsrTask(Task[Method]):
             cut_above(model, personal_parameters(new.method, model), options.model, where)
         report_trained(model, options.model)
         return states
+
+    def check_site_data(self) -> None:
+        config, model = self.experiment.options.model, self.models.build()
+        where = self.data_path("train"), config, model, self.tokenizer, self.training
+        check_split("train", *where, self.experiment.path, of_site=True)
 
     @staticmethod
     def kinds(options: Options) -> dict[str, type]:

@@ -41,11 +41,13 @@ def report_unfit(
     tokenizer: Tokenizer | WhisperTokens,
     training: UtteranceTraining,
     trained: bool,
+    of_site: bool = False,
 ) -> None:
     """Print how many utterances do not fit the criterion, and the clients that have no others.
 
     Args:
         trained: whether clients train on these data, rather than are measured on them.
+        of_site: whether other clients train on other data, so that none here need fit.
 
     Raises:
         UserError: if an utterance lacks features or a transcript, or if clients train on the data
@@ -64,7 +66,7 @@ def report_unfit(
     effect = "dropped from training" if trained else "left out of the loss"
     problem = f"{len(dropped)} of {len(data.utterances)} utterances have {what}: {effect}: "
     problem += some(dropped)
-    if trained and len(empty) == len(owned):
+    if trained and len(empty) == len(owned) and not of_site:
         raise UserError(problem, path=where, remedy=remedy)
     print(f"{where}: {problem}", file=sys.stderr)
     if trained and empty:

@@ -12,12 +12,16 @@ from fedtools.models.pretrained.options import ASSET, FITTED, PROJECTION
 from fedtools.tasks import TASKS
 from fedtools.tasks.facts import Facts, check_assets
 from fedtools.tasks.identity import of_clips
+from fedtools.tasks.kws.facts import of_site
 
 
 def _files(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
     check_assets(assets, (), where, (ASSET,))
-    length = data["train"] / LENGTH
-    files = [data["train"] / "classes.txt", *([length] if length.exists() else [])]
+    files = []
+    # Sites tell of classes and length: see `fedtools.tasks.site_facts`.
+    if "train" in data:
+        length = data["train"] / LENGTH
+        files = [data["train"] / "classes.txt", *([length] if length.exists() else [])]
     return files + [assets[name] / file for name in assets for file in (PROJECTION, FITTED)]
 
 
@@ -39,5 +43,6 @@ FACTS = TASKS.register("kws")(
         sizes=_sizes,
         fixed_model=with_sum,
         by_client=False,
+        of_site=of_site,
     )
 )

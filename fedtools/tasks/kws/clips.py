@@ -106,7 +106,7 @@ class ClipFeatures:
     def shape(self) -> tuple[int, int]:
         """Return the numbers of frames and of values of a clip's features."""
         if self._outputs:
-            return self._outputs.shape(self.clips)[1:]
+            return self._outputs.of_clip(self.clips.samples)
         found = self.plain(slice(0, 1)).shape
         return found[1], found[2]
 
@@ -232,6 +232,19 @@ class ClipCorpus:
         """Return features of waveforms as long as clips, (..., samples), in the 16-bit range."""
         found: Tensor = self._front(waves.to(self._device))
         return found
+
+    @property
+    def classes(self) -> list[str]:
+        """Return the classes of the experiment."""
+        return self._classes
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the numbers of frames and of values of a clip's features, without any clip."""
+        if self._outputs:
+            return self._outputs.of_clip(self._samples)
+        frames, values = self.made(torch.zeros(1, self._samples)).shape[1:]
+        return frames, values
 
     @property
     def samples(self) -> int:

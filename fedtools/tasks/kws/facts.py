@@ -1,6 +1,4 @@
-"""What a federation of keywords knows of each client: clips, steps, and the method's own values.
-
-    EXP/facts.tsv    with sites: the values of all clients, fixed when the experiment begins
+"""What is known of the clients of a federation of keywords: their clips, and what follows of them.
 
 Some methods allot a client's steps by what other clients have, so that a site, which has only its
 own clients' clips, could not compute them.
@@ -8,91 +6,41 @@ own clients' clips, could not compute them.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from fedtools.core.errors import UserError
-from fedtools.core.tables import number, read_tsv, write_tsv
 from fedtools.data.clips import Clips
 from fedtools.methods.base import Method
+from fedtools.tasks.client_facts import ClientFacts
+from fedtools.tasks.site_facts import SiteFacts
 
-FILE = "facts.tsv"
 
+def of_site(folder: Path) -> SiteFacts:
+    """Return what a site tells of its clips: classes, length, and each client's size and entropy.
 
-@dataclass(frozen=True)
-class ClientFacts:
-    """Values of clients.
-
-    Attributes:
-        clients: their names, in C order.
-        values: name -> (clients,); "size" is the number of clips, "steps" that of gradient steps
-            in a round, "entropy" that of the labels, divided by log(classes).
+    The entropy is that of the client's labels, divided by log(classes).
     """
+    return of_clips(Clips.read(folder))
 
-    clients: Sequence[str]
-    values: Mapping[str, np.ndarray]
 
-    @staticmethod
-    def of(method: Method, clips: Clips, batch_size: int) -> ClientFacts:
-        """Compute the values of all clients that have clips.
+def of_clips(clips: Clips) -> SiteFacts:
+    """Return the same of clips that have been read."""
+    own = ClientFacts(clips.clients, {"size": clips.sizes, "entropy": clips.entropies()})
+    return SiteFacts(own, samples=clips.samples, classes=tuple(clips.classes))
 
-        Raises:
-            UserError: if the method cannot work with these clients.
-        """
-        sizes, entropies = clips.sizes, clips.entropies()
-        try:
-            own = method.prepare(sizes, entropies, batch_size)
-        except ValueError as error:
-            raise UserError(str(error), path=clips.path) from None
-        return ClientFacts(clips.clients, {"size": sizes, "entropy": entropies, **own})
 
-    @staticmethod
-    def read(path: Path) -> ClientFacts:
-        """Read a table that `write` has written."""
-        rows = read_tsv(path, None)
-        names = [name for name in (rows[0] if rows else {}) if name != "client"]
-        values = {}
-        for name in names:
-            whole = all(row[name].isdecimal() for row in rows)
-            found = [number(row, name, path, line) for line, row in enumerate(rows, 2)]
-            values[name] = np.array(found, np.int64 if whole else np.float64)
-        return ClientFacts([row["client"] for row in rows], values)
+def prepared(known: ClientFacts, method: Method, batch_size: int, where: Path) -> ClientFacts:
+    """Add the method's own values, such as the steps of a round, to sizes and entropies.
 
-    def write(self, path: Path, clients: Iterable[str] | None = None) -> None:
-        """Write the values of some clients, by default all, with all their digits."""
-        chosen = set(self.clients if clients is None else clients)
-        rows = [
-            {"client": client, **{name: one[place].item() for name, one in self.values.items()}}
-            for place, client in enumerate(self.clients)
-            if client in chosen
-        ]
-        write_tsv(path, ("client", *self.values), rows)
+    Args:
+        where: where the sizes are from, for messages.
 
-    def value(self, name: str, client: str) -> int:
-        """Return a whole number of one client, as `select` does."""
-        place = bisect_left(self.clients, client)
-        if self.clients[place : place + 1] == [client]:
-            return int(self.values[name][place])
-        return int(self.values[name].max()) if name == "steps" else 0
-
-    def select(self, clients: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return the values of some clients: name -> (clients,).
-
-        A client without clips has the largest number of steps, and zeros otherwise.
-        """
-        places = np.array([bisect_left(self.clients, client) for client in clients], int)
-        there = np.array(
-            [self.clients[at : at + 1] == [one] for at, one in zip(places, clients, strict=True)]
-        )
-        last = len(self.clients) - 1
-        found = {
-            name: np.where(there, values[np.minimum(places, last)], 0).astype(values.dtype)
-            for name, values in self.values.items()
-        }
-        if not there.all():
-            found["steps"] = np.where(there, found["steps"], self.values["steps"].max())
-        return found
+    Raises:
+        UserError: if the method cannot work with these clients.
+    """
+    sizes, entropies = known.values["size"], known.values["entropy"]
+    try:
+        own = method.prepare(sizes, entropies, batch_size)
+    except ValueError as error:
+        raise UserError(str(error), path=where) from None
+    return ClientFacts(known.clients, {"size": sizes, "entropy": entropies, **own})

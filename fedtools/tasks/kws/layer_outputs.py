@@ -76,8 +76,13 @@ class ClipOutputs:
 
     def shape(self, clips: Clips) -> tuple[int, int, int]:
         """Return the numbers of clips, of positions of each, and of values of a position."""
-        frames = len(self._front(torch.zeros(clips.samples, device=self._device)))
-        return len(clips.labels), *self._network.outputs(frames)
+        return len(clips.labels), *self.of_clip(clips.samples)
+
+    def of_clip(self, samples: int) -> tuple[int, int]:
+        """Return the numbers of positions of a clip of some samples, and of values of each."""
+        frames = len(self._front(torch.zeros(samples, device=self._device)))
+        positions, values = self._network.outputs(frames)
+        return positions, values
 
     def place(self, clips: Clips) -> Place:
         """Return where the outputs of a folder's clips lie."""

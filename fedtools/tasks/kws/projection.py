@@ -38,9 +38,10 @@ from fedtools.models.pretrained.options import (
 )
 from fedtools.models.stacked import held_once
 from fedtools.tasks.base import NewExperiment
-from fedtools.tasks.identity import of_clips
+from fedtools.tasks.identity import combined, of_clips
 from fedtools.tasks.kws.clips import ClipFeatures, check_clips
 from fedtools.tasks.kws.layer_outputs import AboveFrozen, open_outputs
+from fedtools.tasks.site_facts import SiteFacts
 
 # More people are not listed.
 _MOST_NAMES = 10_000
@@ -203,12 +204,16 @@ def find_projection(new: NewExperiment[Method]) -> Path | None:
     if not path.is_file():
         raise UserError("no projection here", path=folder, remedy="run fedtools fit-projection")
     fitted = from_mapping(Fitted, read_yaml(path), path)
-    pretrained, samples = Folder.open(options.path), read_length(new.data["train"])
+    pretrained = Folder.open(options.path)
+    # Where sites tell of their clips, no folder has them.
+    samples = new.known.samples if new.known else read_length(new.data["train"])
     _check_fits(fitted, path, options, pretrained, samples, where)
     _check_tensors(fitted, tensors, pretrained.size)
     # A server alone protects nobody: it may fit a projection on what it trains on.
     used = {split: at for split, at in new.data.items() if new.method.federated or split != "train"}
     _check_people(fitted, path, used)
+    if "train" not in new.data and new.known:
+        _check_sites(fitted, path, new.known)
     return tensors
 
 
@@ -271,6 +276,16 @@ def _check_people(fitted: Fitted, path: Path, data: Mapping[str, Path]) -> None:
         if shared := sorted(set(fitted.names) & set(Clips.read(folder).clients)):
             said = f"{len(shared)} of its people are also in the {split} data: {some(shared)}"
             print(f"warning: {path}: {said}", file=sys.stderr)
+
+
+def _check_sites(fitted: Fitted, path: Path, known: SiteFacts) -> None:
+    """Do what `_check_people` does, for data that sites told of."""
+    if combined({"sha256sums": fitted.sha256sums}) in known.sums:
+        problem = "fitted on the training data of a site"
+        raise UserError(problem, path=path, remedy="fit it on clips of other people")
+    if shared := sorted(set(fitted.names or ()) & set(known.clients.clients)):
+        said = f"{len(shared)} of its people are also in the train data: {some(shared)}"
+        print(f"warning: {path}: {said}", file=sys.stderr)
 
 
 def check_start(start: Path, before: Mapping[str, Tensor], network: Network) -> None:

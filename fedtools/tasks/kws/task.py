@@ -36,10 +36,10 @@ from fedtools.models.stacked import held_once
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with, report_trained, split_base
+from fedtools.tasks.client_facts import ClientFacts
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.kws.clips import ClipCorpus, check_clips, check_samples
-from fedtools.tasks.kws.facts import FILE as FACTS
-from fedtools.tasks.kws.facts import ClientFacts
+from fedtools.tasks.kws.facts import of_clips, prepared
 from fedtools.tasks.kws.layer_outputs import AboveFrozen, check_outputs, open_outputs
 from fedtools.tasks.kws.memory import keep_freed_memory
 from fedtools.tasks.kws.model import KwsModels, cross_entropy, tensors_of
@@ -91,10 +91,10 @@ class KwsTask(Task[Method]):
     def begin(new: NewExperiment[Method]) -> tuple[State, State]:
         options, where = new.options, new.where
         training = from_mapping(ClipTraining, options.training, f"{where}: training")
-        classes = len(read_classes(new.data["train"] / "classes.txt"))
-        samples = read_length(new.data["train"])
+        names, samples, train = kind_of_clips(new)
+        classes = len(names)
         for folder in new.data.values():
-            check_like(Clips.read(folder), new.data["train"])
+            check_like(Clips.read(folder), names, samples, train)
         if not is_pretrained(options.model):
             try_network(options.model, classes, f"{where}: model", frames_of(samples))
         new, base = split_base(new)
@@ -107,7 +107,7 @@ class KwsTask(Task[Method]):
         if (shift := training.augmentation.time_shift_ms) > 1000 * samples / RATE:
             problem = f"training: augment: time_shift_ms {shift} is longer than a clip"
             raise option_error(problem, where, "time_shift_ms", shift)
-        check_clips(network, options.model, samples, new.data["train"])
+        check_clips(network, options.model, samples, train)
         check_optimizer(training, f"{where}: training")
         check_outputs(new, network, training, partial(build, whole=True))
         before = {name: value.clone() for name, value in held_once(network).items()}
@@ -118,17 +118,13 @@ class KwsTask(Task[Method]):
         return states
 
     @staticmethod
-    def write_facts(path: Path, new: NewExperiment[Method]) -> list[str]:
+    def client_facts_of(new: NewExperiment[Method]) -> ClientFacts | None:
         where = f"{new.where}: training"
         training = from_mapping(ClipTraining, new.options.training, where)
-        clips = Clips.read(new.data["train"])
-        ClientFacts.of(new.method, clips, training.batch_size).write(path / FACTS)
-        return [FACTS]
-
-    @staticmethod
-    def copy_facts(path: Path, capsule: Path, clients: Sequence[str]) -> list[str]:
-        ClientFacts.read(path / FACTS).write(capsule / FACTS, clients)
-        return [FACTS]
+        if new.known is None:
+            return None
+        source = new.data.get("train", Path(new.where))
+        return prepared(new.known.clients, new.method, training.batch_size, source)
 
     @staticmethod
     def kinds(options: Options) -> dict[str, type]:
@@ -140,11 +136,11 @@ class KwsTask(Task[Method]):
     @cached_property
     def client_facts(self) -> ClientFacts:
         """Return what is known of each client, such as its steps."""
-        if FACTS in self.experiment.sums:
-            self.experiment.check_fixed(FACTS)
-            return ClientFacts.read(self.experiment.path / FACTS)
+        if self.frozen_facts is not None:
+            return self.frozen_facts
         clips = self.clips.features("train").clips
-        return ClientFacts.of(self.method, clips, self.training.batch_size)
+        known = of_clips(clips).clients
+        return prepared(known, self.method, self.training.batch_size, clips.path)
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
         facts = self.client_facts.select(clients)
@@ -164,11 +160,11 @@ class KwsTask(Task[Method]):
     @cached_property
     def _stack_size(self) -> int:
         """Return the number of clients whose activations of a step fit into the allowed memory."""
-        data, batch = self.clips.features("train"), self.training.batch_size
+        batch = self.training.batch_size
         # Always measured on a CPU: the server must cut the same stacks as the clients' machines.
         network = copy_of(self.models.build()).cpu().train()
         # A step without trained parameters keeps nothing.
-        one = max(1, step_bytes(network, torch.zeros(1, *data.shape), batch))
+        one = max(1, step_bytes(network, torch.zeros(1, *self.clips.shape), batch))
         wanted, megabytes = self.training.stack, self.training.stack_mb
         fit = max(1, (megabytes << 20) // one)
         if fit < wanted:
@@ -312,13 +308,27 @@ class KwsTask(Task[Method]):
         return Indicator(inputs, lambda model, given: model(given), set(clips.clients), trained)
 
 
-def check_like(clips: Clips, train: Path) -> None:
-    """Raise a `UserError` unless clips have the classes and the length of those to train on."""
-    if clips.classes != read_classes(train / "classes.txt"):
+def kind_of_clips(new: NewExperiment[Method]) -> tuple[list[str], int, Path]:
+    """Return classes and samples of the clips to train on, and their folder or that of options."""
+    if "train" in new.data:
+        train = new.data["train"]
+        return read_classes(train / "classes.txt"), read_length(train), train
+    assert new.known
+    return list(new.known.classes), new.known.samples, Path(new.where)
+
+
+def check_like(clips: Clips, classes: Sequence[str], samples: int, train: Path) -> None:
+    """Raise a `UserError` unless clips have the classes and the length of those to train on.
+
+    Args:
+        classes, samples: of the clips to train on.
+        train: their folder, for messages.
+    """
+    if clips.classes != list(classes):
         remedy = f"pack the clips again with --classes {train / 'classes.txt'}"
         problem = "not the classes of the training data"
         raise UserError(problem, path=clips.path / "classes.txt", remedy=remedy)
-    check_samples(clips, read_length(train), "the training data")
+    check_samples(clips, samples, "the training data")
 
 
 def loss_at(
