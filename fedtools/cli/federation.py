@@ -331,11 +331,13 @@ def site_round(
         ..., metavar="SPLIT=FOLDER", help="Data directory of train, with the site's clients."
     ),
     pretrained: Path = typer.Option(None, help="Folder of a pretrained model."),
+    nj: int = typer.Option(1, min=1, help="Number of processes that train clients in parallel."),
     ngpu: int = NGPU,
 ) -> None:
     """Train a site's clients as the server asks for.
 
-    The same request gives the same answer, also after a kill. The files of ANSWER belong into
+    The same request gives the same answer, also after a kill, and for any --nj. Data that are not
+    those of fedtools site-facts are refused. The files of ANSWER belong into
     EXP/round_<number> at the server, whose aggregate checks them as it checks all.
 
     Reads: CAPSULE, REQUEST; the folders of --data and --pretrained.
@@ -348,7 +350,8 @@ def site_round(
     from fedtools.federation.site import answer as train
 
     folders = _pairs(data, "--data", "SPLIT=FOLDER")
-    print(train(capsule, folders, str(pretrained or ""), request, answer, device_of(ngpu)))
+    device, model = device_of(ngpu), str(pretrained or "")
+    print(train(capsule, folders, model, request, answer, device, nj))
 
 
 def _list_step(experiment: Path, given: int | None, number: int) -> None:

@@ -46,6 +46,7 @@ from fedtools.exchange.sites import by_site, names_of, write_sites
 from fedtools.federation.federation import Federation
 from fedtools.federation.site_facts import check_told, sums_of_site
 from fedtools.federation.steps import train_local
+from fedtools.federation.units import unit_trainer
 from fedtools.tasks import facts_of
 from fedtools.tasks.client_facts import FILE as FACTS
 from fedtools.tasks.facts import check_folders, check_identity, identities
@@ -173,7 +174,13 @@ def _last_rows(experiment: Experiment, number: int, clients: set[str]) -> list[L
 
 
 def answer(
-    capsule: Path, data: Mapping[str, str], model: str, request: Path, out: Path, device: str
+    capsule: Path,
+    data: Mapping[str, str],
+    model: str,
+    request: Path,
+    out: Path,
+    device: str,
+    jobs: int = 1,
 ) -> Path:
     """Train a site's clients as a request asks for, and write what they send.
 
@@ -184,6 +191,7 @@ def answer(
         request: of `write_request`; not trusted.
         out: the folder of the answer; the same request gives the same answer.
         device: "cpu" or "cuda".
+        jobs: the number of processes that train clients; it does not change results.
 
     Raises:
         UserError: if the request is not for this capsule, or not one that can follow the last.
@@ -195,7 +203,8 @@ def answer(
         federation = Federation(capsule, device)
         if "data.yaml" in federation.experiment.sums and not asked.last_round:
             federation.task.check_site_data()
-        train_local(federation, asked.round, 1)
+        with unit_trainer(capsule, jobs, device) as train:
+            train_local(federation, asked.round, 1, train)
         folder = federation.experiment.round(asked.round).path
         with new_folder(out) as made:
             make_private(made)
