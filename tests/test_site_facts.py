@@ -430,3 +430,45 @@ def test_a_client_cannot_report_more_utterances_than_its_site_told_of(asr, tmp_p
     inside("aggregate", parts).ok()
     status = {row["client"]: row["status"] for row in costs(parts, 1)}
     assert "utterances" in status["au"] and status["en"] == status["in"] == "ok"
+
+
+@pytest.mark.parametrize(("task", "method"), [("kws", "fedkws_ui"), ("asr", "decouplefl")])
+def test_processes_of_a_site_change_no_byte(request, tmp_path, task, method):
+    """Not of what it sends, and not of what its clients keep; but seconds are its own."""
+    world: World = request.getfixturevalue(task)
+    more = [word for one in STAGES for word in ("--set", one)] if task == "asr" else []
+    parts, files = tmp_path / "parts", {}
+    # Units of one client, of which there are more than processes.
+    more += ["--set", "clients_per_round=null"] + ["--set", "training.stack=1"] * (task == "kws")
+    inside("init", parts, *world.words(method, *world.facts(), *more)).ok()
+    for nj in ("1", "2"):
+        inside("site", parts, "--site", "a", tmp_path / f"a{nj}").ok()
+    last = 2 if task == "asr" else 1
+    for number in range(1, last + 1):
+        inside("sample", parts).ok()
+        for nj in ("1", "2"):
+            asked, sent = tmp_path / f"asked-{nj}-{number}", tmp_path / f"sent-{nj}-{number}"
+            inside("site", parts, "--site", "a", "--round", str(number), asked).ok()
+            words = ("site-round", tmp_path / f"a{nj}", asked, sent, "--nj", nj)
+            (tmp_path / "site.yaml").write_text("payloads: [models, features]\n")
+            words += ("--data", f"train={world.data / 'a'}", "--bounds", tmp_path / "site.yaml")
+            inside(*words).ok()
+            # Sums of a table are of its seconds, too.
+            files[nj] = {
+                one.name: one.read_bytes()
+                for one in sent.iterdir()
+                if one.suffix not in (".tsv", ".answer")
+            }
+            for place in (tmp_path / f"a{nj}").glob("clients/*/*/*"):
+                files[nj][str(place.relative_to(tmp_path / f"a{nj}"))] = place.read_bytes()
+            rows = read_tsv(next(sent.glob("update.*.tsv")), None)
+            files[nj]["rows"] = [{**row, "seconds": ""} for row in rows]
+        # Only where the archives of features are differs.
+        named = {name for name in files["1"] if not name.endswith(".scp")}
+        assert named and {one: files["1"][one] for one in named} == {
+            one: files["2"][one] for one in named
+        }
+        for file in (tmp_path / f"sent-2-{number}").iterdir():
+            shutil.copy(file, parts / f"round_{number:04d}")
+        if number < last:
+            inside("aggregate", parts, "--without", "b").ok()

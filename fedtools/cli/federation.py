@@ -328,7 +328,7 @@ def site(
         --site east capsule
     """
     from fedtools.exchange.experiment import Experiment
-    from fedtools.federation.site import write_capsule, write_request
+    from fedtools.federation.capsule import write_capsule, write_request
 
     if request is None and split:
         raise typer.BadParameter("needs --round", param_hint="--evaluate")
@@ -374,14 +374,16 @@ def site_round(
         help="What the site allows a request to make it do. Default: all but features and code in "
         "$FEDTOOLS_PATH.",
     ),
+    nj: int = typer.Option(1, min=1, help="Number of processes that train clients in parallel."),
     ngpu: int = NGPU,
 ) -> None:
     """Train a site's clients as the server asks for.
 
-    The same request gives the same answer, also after a kill. The files of ANSWER belong into
-    EXP/round_<number> at the server, whose aggregate checks them as it checks all. A request that
-    is not signed by the server of the roster, that is older than the last, or that asks for more
-    than --bounds allows, is refused.
+    The same request gives the same answer, also after a kill, and for any --nj. The files of ANSWER
+    belong into EXP/round_<number> at the server, whose aggregate checks them as it checks all. A
+    request that is not signed by the server of the roster, that is older than the last, or that
+    asks for more than --bounds allows, is refused, and so are data that are not those of fedtools
+    site-facts.
 
     Reads: CAPSULE, REQUEST; the folders of --data and --pretrained; --key and --bounds.
 
@@ -391,12 +393,12 @@ def site_round(
     Example in egs/speechcommands/kws1: fedtools site-round capsule request answer \
         --data train=dump/mini/keywords/train
     """
-    from fedtools.federation.bounds import read_bounds
+    from fedtools.federation.bounds import Bounds, read_bounds
     from fedtools.federation.site import answer as train
 
     folders, model = _pairs(data, "--data", "SPLIT=FOLDER"), str(pretrained or "")
-    allowed = read_bounds(bounds) if bounds else None
-    print(train(capsule, folders, model, request, answer, device_of(ngpu), key, allowed))
+    allowed, device = read_bounds(bounds) if bounds else Bounds(), device_of(ngpu)
+    print(train(capsule, folders, model, request, answer, device, nj, key, allowed))
 
 
 def _list_step(experiment: Path, given: int | None, number: int) -> None:

@@ -124,7 +124,7 @@ def trainer(federation: Federation, jobs: int, device: str) -> Iterator[Train]:
 
         def train(number: int, parts: int) -> None:
             while len(pipes) < min(jobs, parts):
-                pipes.append(stack.enter_context(_worker(context, str(path), device)))
+                pipes.append(stack.enter_context(worker(context, _train, str(path), device)))
             try:
                 _share_out(pipes, number, parts)
             except (EOFError, ConnectionError):
@@ -138,14 +138,17 @@ def trainer(federation: Federation, jobs: int, device: str) -> Iterator[Train]:
 
 
 @contextlib.contextmanager
-def _worker(context: SpawnContext, path: str, device: str) -> Iterator[Connection]:
-    """Yield a pipe to a process that trains.
+def worker(
+    context: SpawnContext, work: Callable[..., object], path: str, device: str
+) -> Iterator[Connection]:
+    """Yield a pipe to a process that opens an experiment.
 
-    An executor's queues would have semaphores, which a killed run leaves behind and of which Python
-    warns.
+    It calls `work` with the opened federation and what is sent, and answers with the result or the
+    error. An executor's queues would have semaphores, which a killed run leaves behind and of which
+    Python warns.
     """
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, path, device), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, work, path, device), daemon=True)
     with uninterrupted():
         process.start()
     theirs.close()
@@ -175,23 +178,28 @@ def _share_out(pipes: Sequence[Connection], number: int, parts: int) -> None:
         raise errors[0]
 
 
-def _serve(pipe: Connection, path: str, device: str) -> None:
-    """Train each (round, job) from the pipe; after an error the parent sends no more."""
+def _train(federation: Federation, number: int, job: int) -> None:
+    train_local(federation, number, job)
+
+
+def _serve(pipe: Connection, work: Callable[..., object], path: str, device: str) -> None:
+    """Do the work that comes from the pipe; after an error the parent sends no more."""
     # tqdm's default lock has a semaphore.
     tqdm.set_lock(threading.RLock())
     # A worker that outlives its killed parent would write into a rerun's files.
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    federation = error = None
+    federation: Federation | None = None
+    found: object = None
     # Stops when the parent has ended or died.
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            number, job = pipe.recv()
+            asked = pipe.recv()
             try:
                 federation = federation or Federation(path, device)
-                train_local(federation, number, job)
-            except (UserError, OSError) as found:
-                error = found
-            pipe.send(error)
+                found = work(federation, *asked)
+            except (UserError, OSError) as error:
+                found = error
+            pipe.send(found)
 
 
 def _die_with_parent() -> None:

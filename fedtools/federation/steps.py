@@ -10,8 +10,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from fedtools.core.atomic import remove
@@ -40,12 +41,15 @@ from fedtools.exchange.origin import Origin
 from fedtools.exchange.private import Private
 from fedtools.exchange.sites import by_site, names_of
 from fedtools.federation.evaluations import read_evaluation
-from fedtools.federation.federation import Federation
+from fedtools.federation.federation import Federation, Sent
 from fedtools.methods.base import Method
 from fedtools.server.sample import draw
 from fedtools.server.server import Round, Server
 from fedtools.tasks.base import as_configured
 from fedtools.tasks.facts import check_at_hand
+
+# Function that trains units: (federation, units, round) -> what each unit sends, in their order.
+TrainUnits = Callable[[Federation, Sequence[Sequence[str]], int], Iterator[Sent]]
 
 # The most clients in a round whose losses are all written to TensorBoard; else only the mean is.
 _CURVES = 20
@@ -78,8 +82,14 @@ def train_job(federation: Federation, number: int, job: int) -> None:
 
 
 @as_configured
-def train_local(federation: Federation, number: int, job: int) -> None:
-    """Run the client updates of one job of a round, and write the client messages."""
+def train_local(
+    federation: Federation, number: int, job: int, train: TrainUnits | None = None
+) -> None:
+    """Run the client updates of one job of a round, and write the client messages.
+
+    Args:
+        train: trains the units; by default here, one after the other.
+    """
     folder = federation.experiment.round(number)
     folder.require_begun("train")
     sampled, jobs = folder.sampled(), folder.jobs()
@@ -92,16 +102,27 @@ def train_local(federation: Federation, number: int, job: int) -> None:
     if job_complete(folder.path, job, clients, payload, origin):
         return
     with MessageWriter(folder.path, job, clients, payload, origin) as writer:
-        for unit in units:
-            begun = time.monotonic()
-            sent = federation.work(unit, number, phase)
-            spent = 0.0 if phase.untimed else time.monotonic() - begun
-            seconds = spent / len(sent.reports)
-            reports = [report._replace(seconds=seconds) for report in sent.reports]
-            _report(number, reports)
-            writer.send(reports, sent.tensors, sent.features)
+        for sent in (train or _one_by_one)(federation, units, number):
+            _report(number, sent.reports)
+            writer.send(sent.reports, sent.tensors, sent.features)
     # Only now: until the job's files are complete, a rerun resumes from the clients' checkpoints.
     federation.finish(clients, number)
+
+
+@as_configured
+def train_unit(federation: Federation, unit: Sequence[str], number: int) -> Sent:
+    """Run the client updates of one unit of a round; the reports have its time."""
+    phase, begun = federation.method.phase(number), time.monotonic()
+    sent = federation.work(unit, number, phase)
+    spent = 0.0 if phase.untimed else time.monotonic() - begun
+    seconds = spent / len(sent.reports)
+    return replace(sent, reports=[one._replace(seconds=seconds) for one in sent.reports])
+
+
+def _one_by_one(
+    federation: Federation, units: Sequence[Sequence[str]], number: int
+) -> Iterator[Sent]:
+    return (train_unit(federation, unit, number) for unit in units)
 
 
 def _report(number: int, reports: Sequence[Report]) -> None:
