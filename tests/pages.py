@@ -13,6 +13,7 @@ from commands import ROOT, Result
 from forked import forked
 
 CONTRIBUTING, OWN_CORPUS = ROOT / "CONTRIBUTING.md", ROOT / "egs" / "README.md"
+SITES = ROOT / "egs" / "SITES.md"
 # The section of commands that are only tried with --help.
 SET_UP = "Set-up and tests"
 

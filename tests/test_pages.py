@@ -14,7 +14,7 @@ import yaml
 from asr_checkout import TINY
 from conftest import ROOT, ledger
 from keyword_checkout import TINY as TINY_KEYWORDS
-from pages import CONTRIBUTING, OWN_CORPUS, SET_UP, bash, blocks, make_checkout
+from pages import CONTRIBUTING, OWN_CORPUS, SET_UP, SITES, bash, blocks, make_checkout
 from reported import has_blank_edges
 
 from fedtools import __version__
@@ -122,25 +122,52 @@ def test_a_corpus_of_ones_own_becomes_a_table(tmp_path):
     assert (here / "RESULTS.png").stat().st_size
 
 
+def words_of(folder: Path, names: list[str]) -> Path:
+    """Write a data directory with a tone for each name, which is SPEAKER-WORD."""
+    folder.mkdir(parents=True)
+    for number, name in enumerate(names):
+        pitch = 0.1 if name.endswith(("ja", "yes")) else 0.4
+        tone = np.sin(np.arange(16000) * pitch + number)
+        soundfile.write(folder / f"{name}.wav", 0.1 * tone, 16000)
+    owners = dict.fromkeys(name.partition("-")[0] for name in names)
+    lines = {
+        "wav.scp": [f"{name} {folder}/{name}.wav" for name in names],
+        "text": [f"{name} {name.partition('-')[2]}" for name in names],
+        "utt2spk": [f"{name} {name.partition('-')[0]}" for name in names],
+        "spk2utt": [
+            " ".join([owner, *(name for name in names if name.startswith(f"{owner}-"))])
+            for owner in owners
+        ],
+    }
+    for table, rows in lines.items():
+        (folder / table).write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def test_sites_come_to_a_table(tmp_path):
+    """Three folders with blanks in their path, between which only cp and mv carry files."""
+    for site, people in (("east", "ab"), ("west", "cde")):
+        names = [f"{one}1-{word}" for one in people for word in ("no", "yes")]
+        words_of(tmp_path / "data" / site, names)
+    config, place = tmp_path / "a config.yaml", tmp_path / "a place"
+    config.write_text(yaml.safe_dump(TINY_KEYWORDS))
+    place.mkdir()
+    script = blocks(SITES, "By files")
+    done = bash(f"DATA='{tmp_path / 'data'}' CONFIG='{config}'\n{script}", place).ok()
+    sums = re.search(r"^4? *3 +2 +5 +10 +\d+ +[\d.]+$", done.out, re.M)
+    assert sums, done.out
+    assert len(clients_of(place / "server/exp")) == 3 * 5
+    fingerprint = re.search(r"fingerprint ([0-9a-f]{64})", done.out)[1]
+    assert fingerprint in (place / "east/site.yaml").read_text()
+    for site in ("east", "west"):
+        assert not [*(place / "server").rglob("*.wav"), *(place / "server").rglob(f"{site}.key")]
+
+
 def test_keywords_of_ones_own_become_a_table(tmp_path):
     root, corpus = make_checkout(tmp_path), tmp_path / "a corpus"
     for split, people in (("train", 6), ("test", 10)):
-        folder = corpus / split
-        folder.mkdir(parents=True)
         names = [f"{split[1]}{one}-{word}" for one in range(people) for word in ("ja", "no")]
-        for number, name in enumerate(names):
-            tone = np.sin(np.arange(16000) * (0.1 if name.endswith("ja") else 0.4) + number)
-            soundfile.write(folder / f"{name}.wav", 0.1 * tone, 16000)
-        lines = {
-            "wav.scp": [f"{name} {folder}/{name}.wav" for name in names],
-            "text": [f"{name} {name[3:]}" for name in names],
-            "utt2spk": [f"{name} {name[:2]}" for name in names],
-            "spk2utt": [
-                f"{one[:2]} {one} {two}" for one, two in zip(names[::2], names[1::2], strict=True)
-            ],
-        }
-        for table, rows in lines.items():
-            (folder / table).write_text("\n".join(rows) + "\n")
+        words_of(corpus / split, names)
     (root / "conf/speechcommands/mini.yaml").write_text(yaml.safe_dump(TINY_KEYWORDS))
     script = blocks(OWN_CORPUS, KEYWORDS)
     assert script.count("/corpora/mywords") == 1

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, fedtools, inside
-from pages import CONTRIBUTING, OWN_CORPUS, SET_UP, bash, blocks
+from pages import CONTRIBUTING, OWN_CORPUS, SET_UP, SITES, bash, blocks
 
 TOP = ROOT / "README.md"
 RECIPES = sorted((ROOT / "egs").glob("*/*/README.md"))
 READMES = [TOP, *RECIPES, ROOT / "fedtools/README.md", ROOT / "tests/bench/README.md"]
-PAGES = [*READMES, CONTRIBUTING, OWN_CORPUS, ROOT / "CHANGELOG.md"]
+PAGES = [*READMES, CONTRIBUTING, OWN_CORPUS, SITES, ROOT / "CHANGELOG.md"]
 
 
 def commands(page: Path, heading: str = "") -> list[str]:
