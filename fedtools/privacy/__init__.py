@@ -15,6 +15,10 @@ Of models, see README.md:
     model_releases  the noisy mean change of each round, and secret samples
     user_ledger, statement  what was spent, and what is promised
 
+Of sums that hide each client from the server, see its own page:
+
+    secagg/     secure aggregation in memory
+
 Of word counts, which `fmp` federations send:
 
     bounds      bounds on what one word, utterance or user adds to a vector of counts
