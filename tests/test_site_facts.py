@@ -127,11 +127,18 @@ def exchange(world: World, parts: Path, number: int, place: Path) -> None:
 STAGES = (f"method_conf.personal={BLOCKS}", "method_conf.stage1=1", "method_conf.stage2=1")
 
 
+PRIVATE = (
+    *("method_conf.client_method=fednorm", "method_conf.clip=1", "method_conf.noise=0"),
+    *("method_conf.epsilon=null", "clients_per_round=null"),
+)
+
+
 @pytest.mark.parametrize(
     ("task", "method", "settings"),
     [
         ("kws", "fedavg", ()),
         ("kws", "fedkws_ui", ()),
+        ("kws", "dpfedavg", PRIVATE),
         ("asr", "fedavg", ()),
         ("asr", "decouplefl", STAGES),
     ],
@@ -159,12 +166,15 @@ def test_a_server_without_data_has_the_bytes_of_one_machine(
         assert costs(whole, number) == costs(parts, number)
     measured = "evaluate_test.tsv"
     with world.without_data():
-        inside("rounds", parts, "--evaluate", "test").ok()
+        said = inside("rounds", parts, "--evaluate", "test").ok().err
+        # Of clients of the test data, whose own layers the server does not have.
+        personal = method == "dpfedavg"
+        assert ("are at their sites: measured with a newcomer's model" in said) == personal
         numbers = {row["round"] for row in read_tsv(whole / measured, None)}
         assert numbers
         inside("evaluate", parts, "--split", "test").ok()
         theirs = [one for one in read_tsv(parts / measured, None) if one["round"] in numbers]
-        assert theirs == read_tsv(whole / measured, None)
+        assert personal or theirs == read_tsv(whole / measured, None)
         inside("show", parts).ok()
         inside("rounds", parts).ok()
         # A round that is opened again is the sites' to answer.
@@ -379,6 +389,10 @@ def test_the_same_facts_begin_the_same_experiment(kws, begun):
     known = yaml.safe_load((other / "facts.yaml").read_text())["sum"]
     edit("facts.yaml", known, "f" * 64)(other)
     inside("init", parts, *kws.words("fedavg", *kws.facts(a=other))).fails(1, "other data", "a/sum")
+    edit("facts.yaml", "f" * 64, known)(other)
+    edit("clients.tsv", "\t40\t", "\t39\t")(other)
+    changed = inside("init", parts, *kws.words("fedavg", *kws.facts(a=other)))
+    changed.fails(1, "not the facts of clients that")
 
 
 def answer(world: World, place: Path, data: Path):
@@ -465,6 +479,7 @@ def test_processes_of_a_site_change_no_byte(request, tmp_path, task, method):
             files[nj]["rows"] = [{**row, "seconds": ""} for row in rows]
         # Only where the archives of features are differs.
         named = {name for name in files["1"] if not name.endswith(".scp")}
+        assert (task, number) != ("asr", 2) or any(name.endswith(".ark") for name in named)
         assert named and {one: files["1"][one] for one in named} == {
             one: files["2"][one] for one in named
         }
