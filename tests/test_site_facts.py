@@ -116,7 +116,7 @@ def exchange(world: World, parts: Path, number: int, place: Path) -> None:
                 inside("site", parts, "--site", site, "--round", number, asked).ok()
             data = f"train={world.data / site}"
             words = ("site-round", place / site, asked, sent, "--data", data)
-            (place / "site.yaml").write_text("payloads: [models, features]\n")
+            (place / "site.yaml").write_text("payloads: [models, changes, features]\n")
             inside(*words, "--bounds", place / "site.yaml").ok()
             for file in sent.iterdir():
                 shutil.copy(file, folder)
@@ -464,7 +464,7 @@ def test_processes_of_a_site_change_no_byte(request, tmp_path, task, method):
             asked, sent = tmp_path / f"asked-{nj}-{number}", tmp_path / f"sent-{nj}-{number}"
             inside("site", parts, "--site", "a", "--round", str(number), asked).ok()
             words = ("site-round", tmp_path / f"a{nj}", asked, sent, "--nj", nj)
-            (tmp_path / "site.yaml").write_text("payloads: [models, features]\n")
+            (tmp_path / "site.yaml").write_text("payloads: [models, changes, features]\n")
             words += ("--data", f"train={world.data / 'a'}", "--bounds", tmp_path / "site.yaml")
             inside(*words).ok()
             # Sums of a table are of its seconds, too.
