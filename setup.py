@@ -57,6 +57,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["fedtools", "fedtools.*"]),
+    package_data={"fedtools.federation.flower_app": ["pyproject.toml"]},
     install_requires=[
         # ESPnet itself is not here, but what its acoustic models import is: its own list asks for
         # setuptools < 74, which PyTorch 2.13 refuses, and for packages that pip refuses. Hence
