@@ -93,6 +93,9 @@ LONGEST = (
 # Tests that only `tests/run.sh --all` runs; each has a case in the short run. They try many moments
 # of a kill, many cuts, many damaged inputs or a cluster.
 LONG = (
+    "test_flower.py::test_a_kill_changes_no_byte",
+    "test_flower.py::test_two_rounds_have_the_bytes_of_one_machine_and_cost_what_the_ledger_says",
+    "test_flower.py::test_who_takes_part_sees_no_data_of_others",
     "test_net.py::test_each_way_writes_the_same_bytes_in_the_long_run",
     "test_ranks.py::test_a_rank_that_dies_ends_the_run_and_the_same_command_goes_on[1]",
     "test_ranks.py::test_a_rank_that_outlives_a_killed_run_does_not_end_the_next",

@@ -77,7 +77,7 @@ keep() { # seconds, log, command...
         # It ends with this shell, also when that is killed.
         setpriv --pdeathsig TERM -- "$@" >>"$log" 2>&1 &
         child=$! code=0
-        wait "$child" || code=$?
+        wait "$child" 2>/dev/null || code=$?
         say "$(basename "$1") ended ($code); it is started again in $pause s (log: $log)"
         sleep "$pause" &
         child=$!

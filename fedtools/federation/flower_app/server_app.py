@@ -250,6 +250,7 @@ class Question:
         self.waiting: dict[str, Asked] = {}
         # When a site may be asked once more.
         self.due: dict[str, float] = {}
+        self.nodes: dict[str, Any] = {}
 
     def missing(self) -> list[str]:
         """Return the sites that have not answered."""
@@ -257,9 +258,9 @@ class Question:
 
     def ask(self) -> None:
         """Ask the sites that are there and were not asked yet."""
-        nodes, now = self.sites.online(self.experiment.jobs()), time.monotonic()
+        self.nodes, now = self.sites.online(self.experiment.jobs()), time.monotonic()
         for site in self.missing():
-            node, asked = nodes.get(site), self.waiting.get(site)
+            node, asked = self.nodes.get(site), self.waiting.get(site)
             if not node:
                 continue
             if asked and (asked.node, asked.started) == (node.node_id, node.last_activated_at):
@@ -310,7 +311,7 @@ def run_round(grid: Grid, experiment: Experiment, sites: Sites, number: int, con
         if patience and waited > patience:
             break
         if missing != last or waited - told > REMIND:
-            there = [f"{one}{'' if one in question.waiting else ' (not there)'}" for one in missing]
+            there = [f"{one}{'' if one in question.nodes else ' (not there)'}" for one in missing]
             say(f"round {number}: waiting for {', '.join(there)}")
             told, last = waited, missing
         time.sleep(float(config["poll"]))
