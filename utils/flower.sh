@@ -74,9 +74,14 @@ keep() { # seconds, log, command...
     trap '[[ -z $child ]] || kill "$child" 2>/dev/null; exit 0' TERM INT
     while :; do
         printf '=== %s: %s\n' "$(date '+%F %T')" "$1" >>"$log"
-        # It ends with this shell, also when that is killed.
+        # It ends with this shell, also when that is killed, and this with the script.
         setpriv --pdeathsig TERM -- "$@" >>"$log" 2>&1 &
         child=$! code=0
+        while kill -0 "$child" 2>/dev/null; do
+            kill -0 $$ 2>/dev/null || { kill "$child"; exit 0; }
+            sleep 2 &
+            wait $! || true
+        done
         wait "$child" 2>/dev/null || code=$?
         say "$(basename "$1") ended ($code); it is started again in $pause s (log: $log)"
         sleep "$pause" &
@@ -85,7 +90,7 @@ keep() { # seconds, log, command...
     done
 }
 
-make_certificates() {
+make_certificates() ( # in a shell of its own, in FOLDER
     local curve=(-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes) name=DNS
     [[ ! $host =~ ^[0-9.]+$ ]] || name=IP
     cd "$folder"
@@ -103,7 +108,7 @@ make_certificates() {
         echo "$host" >server.name
         rm server.csr
     fi
-}
+)
 
 # What flwr takes for the SuperLink named `here`.
 write_connection() { # port
@@ -144,8 +149,9 @@ serve() { # EXP
     make_certificates
     mkdir -p "$folder/sites"
     [[ -e $folder/server.toml ]] ||
-        EXPERIMENT=$experiment "$flower/bin/python3" -c \
-            'import json, os; print("experiment =", json.dumps(os.environ["EXPERIMENT"]))' >"$folder/server.toml"
+        "$flower/bin/python3" -c 'import json, sys
+for name, value in zip(("experiment", "where"), sys.argv[1:]):
+    print(name, "=", json.dumps(value))' "$experiment" "$PWD" >"$folder/server.toml"
     export FEDTOOLS_FLOWER=$folder/server.toml
     inner=$(free_port)
     write_connection "$inner"
@@ -231,8 +237,12 @@ run_app() { # APP
     done
 }
 
-case $what in
-    server) split_address "$4"; serve "$3" ;;
-    site) split_address "$3"; join ;;
-    run) run_app "$3" ;;
-esac
+# To the end in one go: the file may be another one by then.
+{
+    case $what in
+        server) split_address "$4"; serve "$3" ;;
+        site) split_address "$3"; join ;;
+        run) run_app "$3" ;;
+    esac
+    exit
+}

@@ -4,6 +4,7 @@ All that is known lies in the experiment's folder, so that a killed run is follo
 `flwr run` of the same app, which goes on. The server's configuration, $FEDTOOLS_FLOWER, has
 
     experiment = "exp/fedavg"        its folder
+    where = "."                      where fedtools init ran, if the data it named have relative paths
     site = ["--key", "server.key"]   more words for `fedtools site`, `sample` and `aggregate`
     sample = []
     aggregate = []
@@ -110,7 +111,8 @@ class Experiment:
 
     def run(self, *arguments: str | Path) -> str:
         """Run a command of fedtools, with what the configuration has for it."""
-        return fedtools([*arguments, *words(self.own, str(arguments[0]))], self.own["folder"])
+        where = self.own["folder"] / self.own.get("where", ".")
+        return fedtools([*arguments, *words(self.own, str(arguments[0]))], where)
 
     def jobs(self) -> dict[str, int]:
         """Return each site's number in the names of its files: its place in C order."""
