@@ -97,7 +97,7 @@ LONG = (
     "test_flower.py::test_a_kill_changes_no_byte",
     "test_flower.py::test_a_site_that_cannot_answer_says_why_and_a_round_ends_without_it",
     "test_flower.py::test_sites_reach_nothing_that_asks_for_no_key",
-    "test_flower.py::test_two_rounds_have_the_bytes_of_one_machine_and_cost_what_the_ledger_says",
+    "test_flower.py::test_a_round_has_the_bytes_of_one_machine_and_costs_what_the_ledger_says",
     "test_flower.py::test_who_takes_part_sees_no_data_of_others",
     "test_net.py::test_each_way_writes_the_same_bytes_in_the_long_run",
     "test_ranks.py::test_a_rank_that_dies_ends_the_run_and_the_same_command_goes_on[1]",

@@ -50,7 +50,7 @@ def net(tmp_path_factory) -> Iterator[Net]:
 def make_clips(root: Path) -> None:
     """Make clips of all clients, and of each site's."""
     keyword_world.make_world(root / "clips")
-    settings = {"rounds": 1, "clients_per_round": None}
+    settings = {"rounds": 2, "clients_per_round": None}
     keywords.config_file(root / "clips/config.yaml", **keyword_world.CONFIG | settings)
     write_sites(root / "clips/sites.tsv", CLIPS)
     clips = Clips.read(root / "clips/train")
@@ -72,7 +72,7 @@ def make_speech(root: Path) -> None:
     # Large enough that its states are most of what is sent.
     encoder = simulated.CONFIG["model"]["encoder_conf"] | {"output_size": 128, "linear_units": 512}
     model = simulated.CONFIG["model"] | {"encoder_conf": encoder}
-    simulated.config_file(world / "config.yaml", rounds=2, model=model)
+    simulated.config_file(world / "config.yaml", rounds=1, model=model)
     write_sites(world / "sites.tsv", SPEECH)
     matrices = kaldiio.load_scp(str(train / "feats.scp"))
     for site in "abc":
@@ -114,12 +114,12 @@ def begin_speech(net: Net, name: str) -> None:
     begin(net, name, "speech", *words)
 
 
-def begin_clips(net: Net, name: str) -> None:
-    """Begin an experiment of one round, with personal tensors."""
+def begin_clips(net: Net, name: str, rounds: int) -> None:
+    """Begin an experiment with personal tensors."""
     world = net.root / "clips"
     words = ("--config", world / "config.yaml", "--method", "fedkws_ui")
     words += ("--data", f"train={world / 'train'}", "--sites", world / "sites.tsv")
-    begin(net, name, "clips", *words)
+    begin(net, name, "clips", *words, "--set", f"rounds={rounds}")
 
 
 def begin(net: Net, name: str, data: str, *words: str | Path) -> None:
@@ -133,7 +133,15 @@ def begin(net: Net, name: str, data: str, *words: str | Path) -> None:
         lines = f'site = "{site}"\ncapsule = "{name}"\nsite-round = ["--data", "train={data}"]\n'
         (net.site(site) / "site.toml").write_text(lines)
     (net.root / "server/server.toml").write_text(f'experiment = "{name}"\n')
-    inside("flower", "app", parts, net.root / "server" / f"{name}-app").ok()
+    app = net.root / "server" / f"{name}-app"
+    inside("flower", "app", parts, app).ok()
+    change(app / "pyproject.toml", "again = 30.0", "again = 5.0")
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
 
 
 def go(net: Net, name: str, *more: str) -> Result:
@@ -167,11 +175,11 @@ def assert_same(net: Net, name: str, sites: dict[str, str], rounds: int) -> None
         assert mine == theirs and mine
 
 
-def test_two_rounds_have_the_bytes_of_one_machine_and_cost_what_the_ledger_says(net):
+def test_a_round_has_the_bytes_of_one_machine_and_costs_what_the_ledger_says(net):
     done = go(net, "first")
-    assert "all 2 rounds are complete" in done.out
+    assert "all 1 rounds are complete" in done.out
     up, down = net.passed()
-    assert_same(net, "first", SPEECH, 2)
+    assert_same(net, "first", SPEECH, 1)
     rows = [row for row in ledger(net.root / "server/first") if row["client"] != "-"]
     sent = sum(int(row["bytes_up"]) for row in rows)
     # A site gets a state once, for all of its clients.
@@ -193,40 +201,47 @@ def test_who_takes_part_sees_no_data_of_others(net):
 
 
 A, B = "/sites/a/site.toml", "/sites/b/site.toml"
-# Those of the first line at once, since Flower takes a minute to notice each.
+# Of each round; Flower takes a minute to notice either of the first.
 KILLS = {
-    "a client process and a node": (("flwr-clientapp", A), ("flower-supernode", B)),
-    "the SuperLink": (("flower-superlink", ""),),
-    "the server app": (("flwr-serverapp", ""),),
+    "a client process and a node": [[("flwr-clientapp", A), ("flower-supernode", B)]],
+    "the server app and the SuperLink": [[("flwr-serverapp", "")], [("flower-superlink", "")]],
 }
 
 
 @pytest.mark.parametrize("victims", KILLS)
 def test_a_kill_changes_no_byte(net, victims):
-    name = f"kill{[*KILLS].index(victims)}"
-    begin_clips(net, name)
+    name, rounds = f"kill{[*KILLS].index(victims)}", len(KILLS[victims])
+    begin_clips(net, name, rounds)
     log = net.root / f"run-{name}.out"
     command = net.flower("server", "run", net.root / "server" / f"{name}-app")
     net.start(f"run-{name}", net.hidden("server"), *command)
     try:
-        for program, variable in KILLS[victims]:
-            # Its request is at the site, and its answer is not written yet.
-            at = net.site("b" if variable == B else "a")
-            wait_until((at / "work/now/request/request.yaml").exists, PATIENCE)
-            net.kill(program, variable)
-        wait_until(lambda: "all 1 rounds are complete" in log.read_text(), PATIENCE)
+        for number, programs in enumerate(KILLS[victims], 1):
+            for program, variable in programs:
+                # Its request is at the site, and its answer is not written yet.
+                request = net.site("b" if variable == B else "a") / "work/now/request/request.yaml"
+                wait_until(lambda at=request, n=number: asks_for(at, n), PATIENCE)
+                net.kill(program, variable)
+        wait_until(lambda: f"all {rounds} rounds are complete" in log.read_text(), PATIENCE)
     except AssertionError:
         raise AssertionError(f"{log.read_text()}\n{net.logs()}") from None
-    assert_same(net, name, CLIPS, 1)
+    assert_same(net, name, CLIPS, rounds)
+
+
+def asks_for(request: Path, number: int) -> bool:
+    """Return whether a request is there, and for a round."""
+    try:
+        return f"round: {number}\n" in request.read_text()
+    except FileNotFoundError:
+        return False
 
 
 def test_a_site_that_cannot_answer_says_why_and_a_round_ends_without_it(net):
-    begin_clips(net, "late")
+    begin_clips(net, "late", 1)
     project = net.root / "server/late-app/pyproject.toml"
-    text = project.read_text().replace("patience = 0.0", "patience = 20.0")
-    project.write_text(text.replace("again = 30.0", "again = 60.0"))
-    own = net.site("c") / "site.toml"
-    own.write_text(own.read_text().replace("train=clips", "train=nowhere"))
+    change(project, "patience = 0.0", "patience = 20.0")
+    change(project, "again = 5.0", "again = 60.0")
+    change(net.site("c") / "site.toml", "train=clips", "train=nowhere")
     said = go(net, "late").out
     reason = "fedtools: nowhere: no such data directory; check --data train=FOLDER"
     assert f"round 1: site c: {reason}; asked again in 60 s" in said
@@ -333,3 +348,20 @@ def test_an_app_is_of_an_experiment_with_sites(tmp_path):
     path = keyword_world.begin(world, tmp_path / "exp")
     inside("flower", "app", path, tmp_path / "app").fails(1, "has no sites", "--sites")
     assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "server, site or run"),
+        (("server", "a", "b"), 2, "server FOLDER EXP HOST:PORT"),
+        (("site", "a", "b c"), 2, "'b c' is not HOST:PORT"),
+        (("server", "a", "none", "here:1"), 1, "none: no such experiment"),
+        (("site", "a", "here:1"), 1, "a/site.toml: missing"),
+        (("run", "a", "none"), 1, "none: no app"),
+    ],
+)
+def test_wrong_usage_is_said_in_a_line(tmp_path, words, code, said):
+    done = run(ROOT / "utils/flower.sh", *words, cwd=tmp_path, env={"FEDTOOLS": "fedtools"})
+    done.fails(code, said)
+    assert done.err.count("\n") == 1

@@ -4,7 +4,7 @@ All that is known lies in the experiment's folder, so that a killed run is follo
 `flwr run` of the same app, which goes on. The server's configuration, $FEDTOOLS_FLOWER, has
 
     experiment = "exp/fedavg"        its folder
-    where = "."                      where fedtools init ran, if the data it named have relative paths
+    where = "."                      where fedtools init ran, if it named data by relative paths
     site = ["--key", "server.key"]   more words for `fedtools site`, `sample` and `aggregate`
     sample = []
     aggregate = []
