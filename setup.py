@@ -100,8 +100,8 @@ setup(
         "pretrained": ["transformers>=5.20,<6", "num2words>=0.5.14"],
         # Epsilon of Gaussian noise on sums over a secret sample of clients.
         "privacy": ["dp-accounting>=0.6,<0.7"],
-        # For an environment of your own, in which both are: it refuses the recipes' versions of typer,
-        # rich and protobuf. utils/build_flower.sh makes one of Flower alone.
+        # For an environment of your own, in which both are: it refuses the recipes' typer, rich and
+        # protobuf. utils/build_flower.sh makes one of Flower alone.
         "flower": ["flwr>=1.42,<1.43; python_version >= '3.11'"],
         "test": [
             "dp-accounting>=0.6,<0.7",
