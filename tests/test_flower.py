@@ -316,9 +316,9 @@ for number, (record, most) in enumerate(bad):
 
 experiment = Experiment({"folder": place, "experiment": "exp"})
 (place / "exp/round_0001").mkdir(parents=True)
-(place / "exp/sites.tsv").write_text("client\tsite\nk\ta\nl\tb\n")
-(place / "exp/round_0001/clients").write_text("k\nl\n")
-others = ("update.2.tsv", "features.l.ark", "update.10.tsv")
+(place / "exp/sites.tsv").write_text("client\tsite\nk\ta\nk.l\tb\n")
+(place / "exp/round_0001/clients").write_text("k\nk.l\n")
+others = ("update.2.tsv", "features.k.l.ark", "update.10.tsv")
 for name in (*others, "global.safetensors", "clients", "ledger.tsv"):
     try:
         experiment.keep(1, "a", {"update.1.tsv": one, name: one}, 10**8)

@@ -160,9 +160,12 @@ class Experiment:
             Problem: if a file is not one that this site may send.
         """
         job, clients = self.jobs()[site], self.asked(number)[site]
-        allowed = (f"update.{job}.", f"answer.{job}.", *(f"features.{one}." for one in clients))
-        if wrong := [name for name in record if not name.startswith(allowed)]:
-            raise Problem(f"{wrong[0][:80]!r} is no file of this site")
+        for name in record:
+            head, _, rest = name.partition(".")
+            # A client's name may have dots.
+            whose = rest.rpartition(".")[0] in clients if head == "features" else False
+            if not whose and not name.startswith((f"update.{job}.", f"answer.{job}.")):
+                raise Problem(f"{name[:80]!r} is no file of this site")
         staged = self.scratch / "answer"
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(mode=0o700, parents=True)
