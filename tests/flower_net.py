@@ -56,13 +56,10 @@ class Net:
         return self.root / "sites" / name
 
     def hidden(self, who: str) -> list[Path]:
-        """Return the folders that a site, or the server, does not see.
-
-        For keywords, a server cannot do without the data yet: they are in `clips`.
-        """
+        """Return the folders that a site, or the server, does not see."""
         sites = [self.site(one) for one in SITES if one != who]
-        others = [] if who == "server" else [self.root / "server", self.root / "clips"]
-        return [self.root / "world", *sites, *others]
+        others = [] if who == "server" else [self.root / "server"]
+        return [self.root / "world", self.root / "clips", *sites, *others]
 
     def command(self, hidden: list[Path] | tuple[()], *words: str | Path) -> list[str]:
         script = 'while [ "$1" != -- ]; do mount -t tmpfs none "$1"; shift; done; shift; exec "$@"'

@@ -108,31 +108,39 @@ def start(net: Net) -> None:
 def begin_speech(net: Net, name: str) -> None:
     """Begin an experiment of which the server has no data."""
     world = net.root / "world"
-    words = ("--config", world / "config.yaml", "--method", "fedavg")
-    words += ("--data", f"train={world / 'train'}", "--sites", world / "sites.tsv")
-    words += ("--asset", f"tokens={world / 'tokens'}", "--set", f"method_conf.personal={BLOCKS}")
-    begin(net, name, "speech", *words)
+    words = ("--method", "fedavg", "--set", f"method_conf.personal={BLOCKS}")
+    begin(net, name, "asr", world, *words, "--asset", f"tokens={world / 'tokens'}")
 
 
 def begin_clips(net: Net, name: str, rounds: int) -> None:
     """Begin an experiment with personal tensors."""
     world = net.root / "clips"
-    words = ("--config", world / "config.yaml", "--method", "fedkws_ui")
-    words += ("--data", f"train={world / 'train'}", "--sites", world / "sites.tsv")
-    begin(net, name, "clips", *words, "--set", f"rounds={rounds}")
+    begin(net, name, "kws", world, "--method", "fedkws_ui", "--set", f"rounds={rounds}")
 
 
-def begin(net: Net, name: str, data: str, *words: str | Path) -> None:
-    """Begin an experiment twice, run one on one machine, and give the sites their capsules."""
+def begin(net: Net, name: str, task: str, world: Path, *more: str | Path) -> None:
+    """Begin an experiment and run it on one machine; begin it with what sites tell, signed."""
     whole, parts = net.root / "world" / f"{name}-whole", net.root / "server" / name
-    for path in (whole, parts):
-        inside("init", path, *words).ok()
+    data = {"asr": "speech", "kws": "clips"}[task]
+    words = ("--config", world / "config.yaml", "--sites", world / "sites.tsv", *more)
+    inside("init", whole, *words, "--data", f"train={world / 'train'}").ok()
     inside("rounds", whole).ok()
+    keys, facts = [], []
+    for who, folder in (("server", net.root / "server"), *((one, net.site(one)) for one in "abc")):
+        keys.append(f"{who}\t{inside('site-key', folder / 'key').ok().out}")
     for site in "abc":
-        inside("site", parts, "--site", site, net.site(site) / name).ok()
-        lines = f'site = "{site}"\ncapsule = "{name}"\nsite-round = ["--data", "train={data}"]\n'
+        facts += ["--facts", net.root / "server" / f"{name}-{site}"]
+        inside("site-facts", net.site(site) / data, facts[-1], "--task", task).ok()
+    (world / "roster.tsv").write_text("site\tkey\n" + "".join(keys))
+    inside("init", parts, *words, *facts, "--roster", world / "roster.tsv").ok()
+    key = net.root / "server/key"
+    for site in "abc":
+        inside("site", parts, "--site", site, "--key", key, net.site(site) / name).ok()
+        given = f'"--data", "train={data}", "--key", "key"'
+        lines = f'site = "{site}"\ncapsule = "{name}"\nsite-round = [{given}]\n'
         (net.site(site) / "site.toml").write_text(lines)
-    (net.root / "server/server.toml").write_text(f'experiment = "{name}"\n')
+    lines = f'experiment = "{name}"\nsite = ["--key", "{key}"]\n'
+    (net.root / "server/server.toml").write_text(lines)
     app = net.root / "server" / f"{name}-app"
     inside("flower", "app", parts, app).ok()
     change(app / "pyproject.toml", "again = 30.0", "again = 5.0")
@@ -192,7 +200,7 @@ def test_a_round_has_the_bytes_of_one_machine_and_costs_what_the_ledger_says(net
 
 def test_who_takes_part_sees_no_data_of_others(net):
     here = net.run("a", "find", net.root, "-type", "f").ok().out
-    assert "/sites/a/speech/feats.ark" in here and "/world/" not in here and "/clips/" in here
+    assert "/sites/a/speech/feats.ark" in here and "/world/" not in here and "/a/clips/" in here
     assert not any(f"/{other}/" in here for other in ("sites/b", "sites/c", "server"))
     there = net.run("server", "find", net.root, "-type", "f").ok().out
     assert "/server/first/config.yaml" in there and "/sites/" not in there.replace("/server/", "")
