@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedtools.core.config import Natural
-from fedtools.core.errors import UserError
+from fedtools.core.errors import UserError, printable
 from fedtools.core.provenance import computing
 from fedtools.core.untrusted import sum_of
 from fedtools.exchange.messages import FORMAT, OK, OTHER, Message, Refusal, answer_path
@@ -63,7 +63,8 @@ def other_computing(software: Mapping[str, str]) -> str:
     """Return what the bytes of results depend on and is different here; "" if nothing is."""
     here = computing()
     names = (name for name in ("torch", "processor") if software.get(name) != here.get(name))
-    return ", ".join(f"{name} {software.get(name, 'unknown')[:80]}" for name in names)
+    found = ((name, software.get(name, "unknown")[:80]) for name in names)
+    return ", ".join(f"{name} {printable(value, '')}" for name, value in found)
 
 
 @dataclass(frozen=True)
