@@ -332,15 +332,17 @@ class RoundFolder:
 
 
 def with_local(options: Options, path: Path) -> Options:
-    """Return options with the paths of data and model of the site where they are used."""
-    if not path.exists():
-        return options
-    local = read_yaml(path)
-    data, model = local.get("data"), local.get("model")
+    """Return options with the paths of data and model of the site where they are used.
+
+    Paths that the server has put there do not count: they would be of the site's other data.
+    """
+    local = read_yaml(path) if path.exists() else {}
+    data, own = local.get("data"), local.get("model")
+    model = {name: value for name, value in options.model.items() if name != "path"}
     return replace(
         options,
-        data={**options.data, **(data if isinstance(data, dict) else {})},
-        model={**options.model, **(model if isinstance(model, dict) else {})},
+        data=data if isinstance(data, dict) else {},
+        model={**model, **(own if isinstance(own, dict) else {})},
     )
 
 
