@@ -431,6 +431,25 @@ def test_an_answer_that_its_site_has_not_signed_costs_its_own_clients(world, min
     assert {row["status"] for row in rows if row["client"] not in lost} == {"ok"}
 
 
+def test_an_answer_may_have_files_of_clients_that_are_refused(world, mine, monkeypatch):
+    """The length of a statement is that of the clients that were asked for."""
+    for site in "ab":
+        folder = answer(world, mine, site)
+    table, stated = folder / "update.1.tsv", folder / "update.1.answer"
+    head, first, *rows = table.read_text().splitlines()
+    before = test_capsules.sha256(table)
+    rows = [row.replace("\t", "\t-", 1) for row in rows]
+    table.write_text("".join(f"{row}\n" for row in (head, first, *rows)))
+    changed_answer(folder, before, test_capsules.sha256(table))
+    # As if each file had a name of the longest kind.
+    size, files = stated.stat().st_size, 2 + 2 * (1 + len(rows))
+    monkeypatch.setattr("fedtools.exchange.signed._STATEMENT_BYTES", size - 512 * files)
+    inside("aggregate", mine / "parts").ok()
+    status = {row["client"]: row["status"] for row in read_tsv(folder / "ledger.tsv", None)}
+    assert status[first.split("\t")[0]] == "ok"
+    assert all("utterances" in status[row.split("\t")[0]] for row in rows) and rows
+
+
 def test_another_torch_or_processor_stands_in_the_ledger(world, mine):
     for site in "ab":
         folder = answer(world, mine, site)

@@ -13,7 +13,7 @@ EXP/init.safetensors                the initial model
 EXP/{nonce,noise_key}               with privacy: see `fedtools.privacy.record`
 EXP/sha256sums                      sums of the files above, and of round_0001/global.safetensors
 EXP/software.yaml                   commit and versions at the start
-EXP/{origin,local.yaml}             of a site's capsule: see `fedtools.federation.capsule`
+EXP/{origin,local.yaml,admitted}    of a site's capsule: see `fedtools.federation.site`
 EXP/commands.sh                     the commands that made it: `fedtools.exchange.commands`
 EXP/round_0007/global.safetensors   the state that the server sends in round 7: shared tensors only
 EXP/round_0007/{clients,jobs}       the sampled clients; the number of jobs they are split into

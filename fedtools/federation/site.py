@@ -25,7 +25,7 @@ from fedtools.core.provenance import computing
 from fedtools.core.text_files import read_text
 from fedtools.core.untrusted import open_received, received_lines, sum_of
 from fedtools.data.datadir import byte_order
-from fedtools.exchange.answers import mismatch, other_computing
+from fedtools.exchange.answers import evaluation_path, mismatch, other_computing
 from fedtools.exchange.experiment import (
     ATTEMPT,
     LOCAL,
@@ -47,7 +47,7 @@ from fedtools.federation.admission import admit, check_there
 from fedtools.federation.bounds import Bounds, check_bounds, check_code_allowed, check_experiment
 from fedtools.federation.capsule import REQUEST, Request
 from fedtools.federation.federation import Federation
-from fedtools.federation.site_evaluation import evaluation_path, measure
+from fedtools.federation.site_evaluation import measure
 from fedtools.federation.site_facts import check_told
 from fedtools.federation.steps import train_local
 from fedtools.federation.units import unit_trainer
