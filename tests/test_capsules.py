@@ -267,6 +267,8 @@ def test_sites_evaluate_and_send_sums(world, answered, tmp_path):
         ("round: 3", "round: 1", "is of another round"),
         ("errors: ", "errors: -", "errors"),
         ("counted: 20", "counted: 0", "counted"),
+        ("counted: 20", "counted: 1", "not an evaluation that can be"),
+        ("clients: 1", f"clients: {10**15}", "not an evaluation that can be"),
         ("split: test", "split: valid", "not an evaluation that can be"),
         ("clients: 1", "clients: 1\nmore: 1", "more"),
     ):
@@ -275,6 +277,16 @@ def test_sites_evaluate_and_send_sums(world, answered, tmp_path):
         evaluation.write_text(text.replace(old, new))
         inside("evaluate", parts, "--split", "test", "--by-site").fails(1, said)
         evaluation.write_text(text)
+    # After a reset, those of models that are no more are gone, and the others count.
+    inside("evaluate", parts, "--split", "../test", "--by-site").fails(1, "split '../test'")
+    inside("reset", parts, "--round", 2).ok()
+    inside("evaluate", parts, "--split", "test", "--by-site").ok()
+    (row,) = read_tsv(parts / "evaluate_sites_test.tsv", None)
+    assert row == rows["0"] and not [*parts.glob("round_0003/*")]
+    evaluation = parts / "round_0001" / "evaluation.test.1.yaml"
+    evaluation.unlink()
+    evaluation.symlink_to(parts / "none")
+    inside("evaluate", parts, "--split", "test", "--by-site").fails(1, "symbolic link")
 
 
 def test_the_same_request_has_the_same_answer(world, answered, tmp_path):
