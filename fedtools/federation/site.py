@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedtools.core.atomic import atomic_path, check_new, new_folder, remove, sha256, write_text
 from fedtools.core.config import read_yaml, write_yaml
@@ -53,6 +54,9 @@ from fedtools.federation.steps import train_local
 from fedtools.federation.units import unit_trainer
 from fedtools.tasks import facts_of
 from fedtools.tasks.facts import check_folders, check_identity, identities, known_sums
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 # The most files that a request names.
 _FILES = 3
@@ -97,10 +101,10 @@ def answer(
         roster = experiment.roster
         asked = read_statement(Request, request / REQUEST, SERVER, roster, _FILES)
         clients = _check_request(experiment, asked, request)
-        _settle(capsule, data, model)
         if (wanted := asked.split or "train") not in data:
             remedy = f"give --data {wanted}=FOLDER"
             raise UserError(f"asks for {wanted} data", path=request / REQUEST, remedy=remedy)
+        _settle(capsule, data, model)
         federation = Federation(capsule, device)
         check_code_allowed(federation, bounds)
         if asked.split:
@@ -112,16 +116,30 @@ def answer(
             check_bounds(federation, clients, asked.round, bounds)
             files = _train(federation, asked, request, clients, jobs, device)
             path, stated = answer_path(out, asked.job), {}
-        names = "experiment", "site", "job", "round", "attempt", "base"
-        said = {name: getattr(asked, name) for name in names}
-        said |= {"format": FORMAT, "software": computing(), **stated}
-        with new_folder(out) as made:
-            make_private(made)
-            for file in files:
-                name = re.sub(r"^update\.1\.", f"update.{asked.job}.", file.name)
-                shutil.copyfile(file, made / name)
-            write_statement(made / path.name, said, made.iterdir(), key)
+        _write(out, asked, path.name, stated, files, key)
     return path
+
+
+def _write(
+    out: Path,
+    asked: Request,
+    name: str,
+    stated: Mapping[str, object],
+    files: set[Path],
+    key: Ed25519PrivateKey | None,
+) -> None:
+    """Write the folder of an answer: files, and a statement of some name on them and the rest."""
+    said = {
+        one: getattr(asked, one)
+        for one in ("experiment", "site", "job", "round", "attempt", "base")
+    }
+    said |= {"format": FORMAT, "software": computing(), **stated}
+    with new_folder(out) as made:
+        make_private(made)
+        for file in files:
+            own = re.sub(r"^update\.1\.", f"update.{asked.job}.", file.name)
+            shutil.copyfile(file, made / own)
+        write_statement(made / name, said, made.iterdir(), key)
 
 
 def _train(
