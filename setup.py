@@ -57,6 +57,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["fedtools", "fedtools.*"]),
+    package_data={"fedtools.federation.flower_app": ["pyproject.toml"]},
     install_requires=[
         # ESPnet itself is not here, but what its acoustic models import is: its own list asks for
         # setuptools < 74, which PyTorch 2.13 refuses, and for packages that pip refuses. Hence
@@ -101,6 +102,9 @@ setup(
         "pretrained": ["transformers>=5.20,<6", "num2words>=0.5.14"],
         # Epsilon of Gaussian noise on sums over a secret sample of clients.
         "privacy": ["dp-accounting>=0.6,<0.7"],
+        # For an environment of your own, in which both are: it refuses the recipes' typer, rich and
+        # protobuf. utils/build_flower.sh makes one of Flower alone.
+        "flower": ["flwr>=1.42,<1.43; python_version >= '3.11'"],
         "test": [
             "dp-accounting>=0.6,<0.7",
             "hypothesis>=6.100",

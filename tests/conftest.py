@@ -87,12 +87,18 @@ LONGEST = (
     "test_soak.py",
     "test_decouplefl.py",
     "test_slurm.py",
+    "test_flower.py",
 )
 
 
 # Tests that only `tests/run.sh --all` runs; each has a case in the short run. They try many moments
 # of a kill, many cuts, many damaged inputs or a cluster.
 LONG = (
+    "test_flower.py::test_a_kill_changes_no_byte",
+    "test_flower.py::test_a_site_that_cannot_answer_says_why_and_a_round_ends_without_it",
+    "test_flower.py::test_sites_reach_nothing_that_asks_for_no_key",
+    "test_flower.py::test_a_round_has_the_bytes_of_one_machine_and_costs_what_the_ledger_says",
+    "test_flower.py::test_who_takes_part_sees_no_data_of_others",
     "test_net.py::test_each_way_writes_the_same_bytes_in_the_long_run",
     "test_ranks.py::test_a_rank_that_dies_ends_the_run_and_the_same_command_goes_on[1]",
     "test_ranks.py::test_a_rank_that_outlives_a_killed_run_does_not_end_the_next",

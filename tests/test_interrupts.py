@@ -50,6 +50,7 @@ def test_ctrl_c_ends_a_script_of_a_recipe_in_one_line(tmp_path):
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while "soundfile" not in Path(f"/proc/{process.pid}/maps").read_text():
         assert process.poll() is None
+        time.sleep(0.01)
     try:
         _, told = process.communicate(timeout=0.6)
     except subprocess.TimeoutExpired:
@@ -68,6 +69,7 @@ def test_processes_that_are_started_meanwhile_do_not_see_ctrl_c(tmp_path):
         )
     while not (tmp_path / "there").exists():
         assert child.poll() is None
+        time.sleep(0.01)
     child.send_signal(signal.SIGINT)
     out, _ = child.communicate()
     assert (child.returncode, out) == (0, "done\n")

@@ -7,12 +7,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import test_capsules
 from conftest import inside
 from test_capsules import SITES, begin, changed, run, world
 
 from fedtools.core.tables import read_tsv
+from fedtools.exchange.states import save_state
 
 __all__ = ["world"]
 NAMES = ("a", "b", "server")
@@ -48,7 +50,10 @@ def resign(place: Path, path: Path, name: str = "server") -> None:
 
 @pytest.fixture(scope="module")
 def asked(world, tmp_path_factory) -> Path:
-    """Return a folder with a signed experiment, keys, capsules, and requests of round 2."""
+    """Return a folder with a signed experiment, keys, capsules, and requests of round 2.
+
+    The capsules are there as they came, too: unused-a, unused-b.
+    """
     place = tmp_path_factory.mktemp("asked")
     roster = make_roster(place / "keys")
     more = "--roster", roster, "--set", "clients_per_round=null"
@@ -56,6 +61,7 @@ def asked(world, tmp_path_factory) -> Path:
     inside("sample", parts).ok()
     for site in "ab":
         inside("site", parts, "--site", site, *signed(place, "server"), place / site).ok()
+        shutil.copytree(place / site, place / f"unused-{site}")
         first = ask(place, 1, site, place / f"{site}1")
         run(world, place / site, first, place / "sent", *signed(place, site)).ok()
         for file in (place / "sent").iterdir():
@@ -149,7 +155,7 @@ def test_a_roster_is_fixed_and_its_fingerprint_printed(world, tmp_path):
 
 def test_signed_answers_give_the_bytes_of_one_machine(world, asked, tmp_path):
     whole = begin(world, tmp_path / "whole", "fedavg", "--set", "clients_per_round=null")
-    inside("rounds", whole).ok()
+    inside("rounds", whole, "--to", 1).ok()
     name = "round_0002/global.safetensors"
     assert (whole / name).read_bytes() == (asked / "parts" / name).read_bytes()
     assert test_capsules.costs(whole, 1) == test_capsules.costs(asked / "parts", 1)
@@ -193,7 +199,7 @@ def test_what_must_be_signed_is_not_written_without_the_key(world, asked, tmp_pa
 )
 def test_a_request_that_the_server_has_not_signed_is_refused(world, mine, change, said):
     """Also one of another site, and an older one that carries a new number's files."""
-    before = {one: one.read_bytes() for one in (mine / "a").rglob("*") if one.is_file()}
+    before = test_capsules.kept(mine / "a")
     right = Path(shutil.copytree(mine / "a2", mine / "right"))
     change(mine / "a2")
     if said == "differs fr":
@@ -202,9 +208,10 @@ def test_a_request_that_the_server_has_not_signed_is_refused(world, mine, change
         said = "not what the request states"
     run(world, mine / "a", mine / "a2", mine / "sent", *signed(mine, "a")).fails(1, said)
     assert not (mine / "sent").exists()
-    after = {one: one.read_bytes() for one in (mine / "a").rglob("*") if one.is_file()}
+    after = test_capsules.kept(mine / "a")
     assert {one: after.get(one) for one in before} == before
-    run(world, mine / "a", right, mine / "sent", *signed(mine, "a")).ok()
+    if after != before:
+        run(world, mine / "a", right, mine / "sent", *signed(mine, "a")).ok()
 
 
 @pytest.mark.parametrize(
@@ -231,13 +238,153 @@ def changed_sum(capsule: Path, name: str, old: str, new: str) -> None:
     sums.write_text(sums.read_text().replace(before, test_capsules.sha256(path)))
 
 
-def answer(world: Path, place: Path, site: str) -> Path:
-    """Answer the request of round 2, and put the answer at the server's."""
-    sent = place / f"{site}-sent"
-    run(world, place / site, place / f"{site}2", sent, *signed(place, site)).ok()
-    for file in sent.iterdir():
-        shutil.copy(file, place / "parts" / "round_0002")
-    return place / "parts" / "round_0002"
+def test_a_server_with_another_model_is_not_answered(world, mine):
+    """Nor is a request accepted that then could not be answered: the right one still is."""
+    key, states = signed(mine, "a"), np.zeros(3, np.float32)
+    for number, said in ((1, "another state than the capsule has"), (2, "tensor")):
+        capsule = mine / ("unused-a" if number == 1 else "a")
+        bad = Path(shutil.copytree(mine / f"a{number}", mine / "bad"))
+        before = test_capsules.sha256(bad / "global.safetensors")
+        save_state(bad / "global.safetensors", {"x": states})
+        request, after = bad / "request.yaml", test_capsules.sha256(bad / "global.safetensors")
+        request.write_text(request.read_text().replace(before, after))
+        resign(mine, request)
+        words = ("--data", f"train={world / 'a-train'}", *key)
+        inside("site-round", capsule, bad, mine / "sent", *words).fails(1, said)
+        inside("site-round", capsule, mine / f"a{number}", mine / "sent", *words).ok()
+        shutil.rmtree(mine / "sent")
+        shutil.rmtree(bad)
+
+
+def forged(capsule: Path) -> None:
+    """Put an answer of the site's own into a capsule, with other parameters, for it to sign."""
+    shutil.copytree(capsule.parent / "a" / "round_0001", capsule / "round_0001", dirs_exist_ok=True)
+    one_bit(capsule / "round_0001" / "update.1.safetensors")
+
+
+def linked(capsule: Path) -> None:
+    (capsule.parent / "elsewhere").mkdir()
+    (capsule / "clients").symlink_to(capsule.parent / "elsewhere")
+
+
+def doubled(capsule: Path) -> None:
+    (capsule.parent / "tokens").hardlink_to(capsule / "classes.txt")
+
+
+def fifo(capsule: Path) -> None:
+    (capsule / "config.yaml").unlink()
+    os.mkfifo(capsule / "config.yaml")
+
+
+def folders(capsule: Path) -> None:
+    """Make a thousand folders within each other, under the name of a temporary file."""
+    place = capsule / ".admitted.tmp"
+    place.mkdir()
+    for _ in range(300):
+        place /= "x" * 9
+        place.mkdir()
+
+
+OTHERS = "not one of the files that the server has put there"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (forged, OTHERS),
+        (linked, OTHERS),
+        (doubled, "a link, or no regular file"),
+        (fifo, "config.yaml"),
+        (folders, OTHERS),
+        (lambda capsule: (capsule / "local.yaml").write_text("sums: [1]\n"), OTHERS),
+        (lambda capsule: (capsule / "resetting").write_text("1\n"), OTHERS),
+        (lambda capsule: (capsule / ".locks").symlink_to(capsule.parent), "a symbolic link"),
+        (lambda capsule: (capsule / "admitted").write_text("capsule: x\nfiles: {}\n"), ""),
+        (lambda capsule: os.truncate(capsule / "sha256sums", 10**10), "bytes, more than"),
+    ],
+)
+def test_a_site_takes_nothing_that_a_carrier_has_put_into_a_capsule(world, mine, change, said):
+    """It would sign an answer that it has not made, or write into another folder."""
+    capsule = mine / "unused-a"
+    change(capsule)
+    words = ("--data", f"train={world / 'a-train'}", *signed(mine, "a"))
+    found = inside("site-round", capsule, mine / "a1", mine / "sent", *words)
+    if not said:
+        # What the site has not signed says nothing, and is written anew.
+        found.ok()
+        return
+    found.fails(1, said)
+    assert not (mine / "sent").exists() and not (capsule / "admitted").exists()
+    assert not [*mine.glob("elsewhere/*"), *mine.glob("rounds")]
+
+
+def without(name: str):
+    def change(capsule: Path) -> None:
+        lines = (capsule / "sha256sums").read_text().splitlines(keepends=True)
+        kept = "".join(line for line in lines if not line.endswith(f"  {name}\n"))
+        (capsule / "sha256sums").write_text(kept)
+
+    return change
+
+
+def more_sums(name: str):
+    def change(capsule: Path) -> None:
+        with open(capsule / "sha256sums", "a") as file:
+            file.write(f"{'0' * 64}  {name}\n")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (more_sums("../x"), "'../x' is no file of a capsule"),
+        (more_sums("round_0002/clients"), "is no file of a capsule"),
+        (more_sums("local.yaml"), "is no file of a capsule"),
+        (without("origin"), "a whole experiment"),
+        (without("sites.tsv"), "a capsule of 0 sites"),
+        (lambda capsule: changed_sum(capsule, "sites.tsv", "7e7\ta", "7e7\tb"), "of 2 sites"),
+        (lambda capsule: changed_sum(capsule, "config.yaml", "data: {}", "data: {train: /}"), ""),
+    ],
+)
+def test_a_capsule_that_no_server_should_sign_is_refused(world, mine, change, said):
+    """But for a path of data, which has no effect: the site names its data."""
+    capsule = mine / "unused-a"
+    change(capsule)
+    resign(mine, capsule / "sha256sums")
+    words = (mine / "a1", mine / "sent", *signed(mine, "a"), "--data")
+    found = inside(
+        "site-round", capsule, *words, f"{'train' if said else 'valid'}={world / 'a-train'}"
+    )
+    found.fails(1, said or "asks for train data", "" if said else "give --data train=FOLDER")
+    assert not (mine / "sent").exists()
+
+
+def test_a_folder_that_is_no_capsule(world, mine):
+    words = (mine / "a1", mine / "sent", *signed(mine, "a"), "--data", f"train={world / 'a-train'}")
+    inside("site-round", mine / "none", *words).fails(1, "no capsule here")
+    inside("site-round", mine / "a1", *words).fails(1, "no capsule here")
+    inside("site-round", mine / "parts", *words).fails(1, "a whole experiment", "fedtools site")
+    assert not (mine / "a1" / ".locks").exists()
+
+
+@pytest.fixture(scope="module")
+def sent(world, asked, tmp_path_factory) -> Path:
+    """Return a folder with the answers of both sites to the requests of round 2."""
+    place = tmp_path_factory.mktemp("sent")
+    for site in "ab":
+        capsule = Path(shutil.copytree(asked / site, place / f"capsule-{site}" / site))
+        words = (asked / f"{site}2", place / site, *signed(asked, site))
+        run(world, capsule, *words).ok()
+    return place
+
+
+@pytest.fixture
+def round_2(mine, sent) -> Path:
+    """Return the folder of round 2 at the server, with the answers of both sites."""
+    for file in (*(sent / "a").iterdir(), *(sent / "b").iterdir()):
+        shutil.copy(file, mine / "parts" / "round_0002")
+    return mine / "parts" / "round_0002"
 
 
 def one_bit(path: Path) -> None:
@@ -282,33 +429,50 @@ def changed_answer(folder: Path, old: str, new: str, name: str = "a") -> None:
         (lambda folder: os.truncate(folder / "update.1.answer", 10**9), "bytes, more than"),
     ],
 )
-def test_an_answer_that_its_site_has_not_signed_costs_its_own_clients(world, mine, change, said):
+def test_an_answer_that_its_site_has_not_signed_costs_its_own_clients(round_2, change, said):
     """And nobody else's: the round goes on."""
-    for site in "ab":
-        folder = answer(world, mine, site)
+    folder = round_2
     change(folder)
-    inside("aggregate", mine / "parts").ok()
+    inside("aggregate", folder.parent).ok()
     rows = [row for row in read_tsv(folder / "ledger.tsv", None) if row["client"] != "-"]
     lost = {row["client"] for row in rows if said in row["status"]}
     assert lost == {client for client, site in SITES.items() if site == "a"}
     assert {row["status"] for row in rows if row["client"] not in lost} == {"ok"}
 
 
-def test_another_torch_or_processor_stands_in_the_ledger(world, mine):
-    for site in "ab":
-        folder = answer(world, mine, site)
+def test_an_answer_may_have_files_of_clients_that_are_refused(round_2, monkeypatch):
+    """The length of a statement is that of the clients that were asked for."""
+    folder = round_2
+    table, stated = folder / "update.1.tsv", folder / "update.1.answer"
+    head, first, *rows = table.read_text().splitlines()
+    before = test_capsules.sha256(table)
+    rows = [row.replace("\t", "\t-", 1) for row in rows]
+    table.write_text("".join(f"{row}\n" for row in (head, first, *rows)))
+    changed_answer(folder, before, test_capsules.sha256(table))
+    # As if each file had a name of the longest kind.
+    size, files = stated.stat().st_size, 2 + 2 * (1 + len(rows))
+    monkeypatch.setattr("fedtools.exchange.signed._STATEMENT_BYTES", size - 512 * files)
+    inside("aggregate", folder.parent).ok()
+    status = {row["client"]: row["status"] for row in read_tsv(folder / "ledger.tsv", None)}
+    assert status[first.split("\t")[0]] == "ok"
+    assert all("utterances" in status[row.split("\t")[0]] for row in rows) and rows
+
+
+def test_another_torch_or_processor_stands_in_the_ledger(round_2):
+    folder = round_2
     changed_answer(folder, "torch: ", "torch: 9")
-    inside("aggregate", mine / "parts").ok()
+    inside("aggregate", folder.parent).ok()
     for row in read_tsv(folder / "ledger.tsv", None):
         expected = "other torch or processor" if SITES.get(row["client"]) == "a" else "ok"
         assert row["status"] == expected
 
 
 def test_a_site_is_told_of_a_server_with_another_torch(world, mine):
-    changed(mine / "a2", "request.yaml", "torch: ", "torch: 9")
+    changed(mine / "a2", "request.yaml", "torch: ", 'torch: "9\\n\\e[2J" #')
     resign(mine, mine / "a2" / "request.yaml")
     said = run(world, mine / "a", mine / "a2", mine / "sent", *signed(mine, "a")).ok()
-    assert "the server has torch 9" in said.err and "may differ by rounding" in said.err
+    (line,) = said.err.splitlines()
+    assert "the server has torch 9\\n\\x1b[2J" in line and "may differ by rounding" in line
 
 
 def test_after_a_reset_answered_requests_are_not_answered_anew(world, mine):
@@ -340,6 +504,28 @@ def test_after_a_reset_answered_requests_are_not_answered_anew(world, mine):
     )
 
 
+def test_code_that_a_capsule_does_not_name_is_not_used(world, mine, monkeypatch):
+    """A server can leave out the list of own files, and ask for a method among them."""
+    own = "fedtools.federation.code._is_own"
+    monkeypatch.setattr(own, lambda file: file.name == "fedavg.py")
+    words = (world, mine / "a", mine / "a2", mine / "sent", *signed(mine, "a"))
+    run(*words).fails(1, "$FEDTOOLS_PATH (code)", "fedavg.py")
+    assert not (mine / "sent").exists()
+    (mine / "site.yaml").write_text("code: true\n")
+    run(*words, "--bounds", mine / "site.yaml").ok()
+
+
+def test_evaluations_are_bounded_by_roster_and_rounds(world, mine):
+    words = ("--site", "a", "--round", 2, "--evaluate", "train", *signed(mine, "server"))
+    inside("site", mine / "parts", *words, mine / "asked").ok()
+    bounds = mine / "site.yaml"
+    for name, value in (("roster", f"'{'0' * 64}'"), ("most_rounds", "1")):
+        bounds.write_text(f"{name}: {value}\nleast_evaluated: 1\n")
+        words = (world, mine / "a", mine / "asked", mine / "sent", *signed(mine, "a"))
+        run(*words, "--bounds", bounds).fails(1, "the site allows no")
+    assert not (mine / "sent").exists()
+
+
 BOUNDS = {
     "roster: ": (f"'{'0' * 64}'", "no roster of keys but 0000"),
     "payloads: ": ("[changes]", "no models to be sent (payloads)"),
@@ -361,6 +547,10 @@ def test_a_request_for_more_than_the_site_allows_is_refused(world, mine, name):
     words = (world, mine / "a", mine / "a2", mine / "sent", *signed(mine, "a"))
     run(*words, "--bounds", mine / "site.yaml").fails(1, said)
     assert not (mine / "sent").exists() and not (mine / "a" / "round_0002" / "jobs").exists()
+
+
+def test_a_request_for_all_that_the_site_allows_is_answered(world, mine):
+    words = (world, mine / "a", mine / "a2", mine / "sent", *signed(mine, "a"))
     fingerprint = test_capsules.sha256(mine / "a" / "roster.tsv")
     (mine / "site.yaml").write_text(f"roster: {fingerprint}\nmost_rounds: 4\nmost_steps: 1000\n")
     run(*words, "--bounds", mine / "site.yaml").ok()

@@ -14,6 +14,7 @@ from fedtools.core.signals import INTERRUPTED, is_interrupt
 # Importing a module registers its commands with `app`, which lists them in this order.
 GROUPS = (
     "federation",
+    "flower",
     "data",
     "language_models",
     "decode",

@@ -8,12 +8,12 @@ clients, and nobody else's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedtools.core.config import Natural
-from fedtools.core.errors import UserError
+from fedtools.core.errors import UserError, printable
 from fedtools.core.provenance import computing
 from fedtools.core.untrusted import sum_of
 from fedtools.exchange.messages import FORMAT, OK, OTHER, Message, Refusal, answer_path
@@ -63,7 +63,18 @@ def other_computing(software: Mapping[str, str]) -> str:
     """Return what the bytes of results depend on and is different here; "" if nothing is."""
     here = computing()
     names = (name for name in ("torch", "processor") if software.get(name) != here.get(name))
-    return ", ".join(f"{name} {software.get(name, 'unknown')[:80]}" for name in names)
+    found = ((name, software.get(name, "unknown")[:80]) for name in names)
+    return ", ".join(f"{name} {printable(value, '')}" for name, value in found)
+
+
+def evaluation_path(folder: Path, split: str, job: int) -> Path:
+    """Return the path of a site's evaluation: see `fedtools.federation.site_evaluation`."""
+    return folder / f"evaluation.{split}.{job}.yaml"
+
+
+def find_evaluations(folder: Path) -> Iterator[Path]:
+    """Yield all that sites have sent of the models that a round starts from."""
+    yield from folder.glob("evaluation.*")
 
 
 @dataclass(frozen=True)
@@ -83,26 +94,36 @@ class Sites:
     origin: Origin
 
     def check(
-        self, folder: Path, messages: Sequence[Message]
+        self, folder: Path, messages: Sequence[Message], clients: Sequence[int]
     ) -> tuple[list[Message], list[Refusal]]:
-        """Return the messages that their sites have stated, and a refusal for each other."""
+        """Return the messages that their sites have stated, and a refusal for each other.
+
+        Args:
+            folder: the round's folder.
+            messages: those that could be read.
+            clients: how many were asked for in each job.
+        """
         kept, refused = list[Message](), list[Refusal]()
-        for job, name in enumerate(self.names, 1):
+        for job, asked in enumerate(clients, 1):
             table = folder / f"update.{job}.tsv"
             own = [one for one in messages if one.path.with_suffix(".tsv") == table]
             try:
-                kept += self._stated(folder, job, name, own) if own else []
+                kept += self._stated(folder, job, asked, own) if own else []
             except UserError as error:
                 reason = str(error).replace(f"{folder}/", "")[:300]
                 refused += [Refusal(one.client, reason, one.bytes) for one in own]
         return kept, refused
 
-    def _stated(self, folder: Path, job: int, site: str, own: list[Message]) -> list[Message]:
-        path = answer_path(folder, job)
+    def _stated(self, folder: Path, job: int, clients: int, own: list[Message]) -> list[Message]:
+        path, site = answer_path(folder, job), self.names[job - 1]
         if not self.roster and not path.exists():
             return own
-        answer = read_statement(Answer, path, site, self.roster, 2 + 2 * len(own))
-        self.check_origin(answer, job, site, path)
+        # Also of clients whose messages were refused.
+        answer = read_statement(Answer, path, site, self.roster, 2 + 2 * clients)
+        if answer.attempt != self.attempt:
+            raise UserError("is of another attempt", path=path)
+        if problem := self.problem(answer, job):
+            raise UserError(problem, path=path)
         sums = {name: one for message in own for name, one in message.sums.items()}
         seals = {pair for message in own for pair in message.seals.items()}
         sums |= {file.name: sum_of(file, seal) for file, seal in seals}
@@ -112,11 +133,10 @@ class Sites:
         other = bool(other_computing(answer.software))
         return [replace(one, status=OTHER) if other and one.status == OK else one for one in own]
 
-    def check_origin(self, answer: Answer, job: int, site: str, path: Path) -> None:
-        """Raise a `UserError` unless a statement of a site is of this round, and this version."""
-        expected = {"site": site, "job": job, "attempt": self.attempt, **self.origin._asdict()}
+    def problem(self, answer: Answer, job: int) -> str:
+        """Return why a statement is not of a job of this round, and this version; "" if it is."""
+        expected = {"site": self.names[job - 1], "job": job, **self.origin._asdict()}
         for name, value in expected.items():
             if getattr(answer, name) != value:
-                raise UserError(f"is of another {name}", path=path)
-        if problem := mismatch(answer.format, answer.software):
-            raise UserError(problem, path=path)
+                return f"is of another {name}"
+        return mismatch(answer.format, answer.software)

@@ -13,7 +13,7 @@ EXP/init.safetensors                the initial model
 EXP/{nonce,noise_key}               with privacy: see `fedtools.privacy.record`
 EXP/sha256sums                      sums of the files above, and of round_0001/global.safetensors
 EXP/software.yaml                   commit and versions at the start
-EXP/{origin,local.yaml}             of a site's capsule: see `fedtools.federation.capsule`
+EXP/{origin,local.yaml,admitted}    of a site's capsule: see `fedtools.federation.site`
 EXP/commands.sh                     the commands that made it: `fedtools.exchange.commands`
 EXP/round_0007/global.safetensors   the state that the server sends in round 7: shared tensors only
 EXP/round_0007/{clients,jobs}       the sampled clients; the number of jobs they are split into
@@ -332,15 +332,17 @@ class RoundFolder:
 
 
 def with_local(options: Options, path: Path) -> Options:
-    """Return options with the paths of data and model of the site where they are used."""
-    if not path.exists():
-        return options
-    local = read_yaml(path)
-    data, model = local.get("data"), local.get("model")
+    """Return options with the paths of data and model of the site where they are used.
+
+    Paths that the server has put there do not count: they would be of the site's other data.
+    """
+    local = read_yaml(path) if path.exists() else {}
+    data, own = local.get("data"), local.get("model")
+    model = {name: value for name, value in options.model.items() if name != "path"}
     return replace(
         options,
-        data={**options.data, **(data if isinstance(data, dict) else {})},
-        model={**options.model, **(model if isinstance(model, dict) else {})},
+        data=data if isinstance(data, dict) else {},
+        model={**model, **(own if isinstance(own, dict) else {})},
     )
 
 

@@ -15,9 +15,10 @@ from typing import Literal
 from fedtools.core.atomic import sha256
 from fedtools.core.config import Natural, NonNegative, Positive, from_mapping, read_yaml
 from fedtools.core.errors import UserError
+from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.messages import Payload
 from fedtools.exchange.signed import FILE as ROSTER
-from fedtools.federation.code import CODE
+from fedtools.federation.code import kinds_of, own_files
 from fedtools.federation.federation import Federation
 from fedtools.methods.base import Changes, Phase
 from fedtools.privacy.user_plan import UserPlan
@@ -71,7 +72,7 @@ def read_bounds(path: Path) -> Bounds:
 def check_bounds(
     federation: Federation, clients: Sequence[str], number: int, bounds: Bounds
 ) -> None:
-    """Raise a `UserError` if a request asks for more than the site allows.
+    """Raise a `UserError` if a request to train asks for more than the site allows.
 
     Args:
         federation: of the capsule.
@@ -81,25 +82,43 @@ def check_bounds(
     """
     experiment, phase = federation.experiment, federation.method.phase(number)
     problems = [
-        _of_experiment(federation, bounds),
         _of_privacy(federation, bounds),
         _of_payload(federation.payload(phase), phase, bounds),
         *(_of_client(federation, client, phase, bounds) for client in clients),
     ]
     for problem in filter(None, problems):
-        remedy = "change the site's bounds, or ask the server for another experiment"
-        raise UserError(f"the site allows no {problem}", path=experiment.path, remedy=remedy)
+        raise _refusal(experiment, problem)
 
 
-def _of_experiment(federation: Federation, bounds: Bounds) -> str:
+def check_experiment(experiment: Experiment, bounds: Bounds) -> None:
+    """Raise a `UserError` if a site does not allow an experiment, whatever a request asks for."""
+    if problem := _of_experiment(experiment, bounds):
+        raise _refusal(experiment, problem)
+
+
+def check_code_allowed(federation: Federation, bounds: Bounds) -> None:
+    """Raise a `UserError` if an experiment uses files of $FEDTOOLS_PATH, and the site allows none.
+
+    Files are looked for here: a capsule need not say that it uses them.
+    """
+    options, task = federation.experiment.options, type(federation.task)
+    kinds = kinds_of(options, federation.method, task)
+    if not bounds.code and (own := own_files(kinds.values(), task)):
+        problem = f"method or task in $FEDTOOLS_PATH (code): {next(iter(own.values()))}"
+        raise _refusal(federation.experiment, problem)
+
+
+def _refusal(experiment: Experiment, problem: str) -> UserError:
+    remedy = "change the site's bounds, or ask the server for another experiment"
+    return UserError(f"the site allows no {problem}", path=experiment.path, remedy=remedy)
+
+
+def _of_experiment(experiment: Experiment, bounds: Bounds) -> str:
     """Return what of the experiment as a whole is not allowed; "" if all is."""
-    experiment = federation.experiment
     if bounds.roster and (
         ROSTER not in experiment.sums or sha256(experiment.path / ROSTER) != bounds.roster
     ):
         return f"roster of keys but {bounds.roster[:16]}..."
-    if CODE in experiment.sums and not bounds.code:
-        return "method or task in $FEDTOOLS_PATH (code)"
     rounds, most = experiment.options.rounds, bounds.most_rounds
     if most is not None and rounds > most:
         return f"{rounds} rounds, but {most} (most_rounds)"

@@ -108,13 +108,13 @@ def write_capsule(path: Path, site: str, out: Path, key_path: Path | None = None
     key = key_for(key_path, experiment.roster, SERVER)
     options = experiment.options
     model = {name: value for name, value in options.model.items() if name != "path"}
-    # Of the data, the names of the splits alone.
-    data = dict.fromkeys(("train",), "train")
     method = {name: one for name, one in options.method_conf.items() if name != "noise_key"}
-    own = replace(options, data=data, model=model, method_conf=method)
+    own = replace(options, data={}, model=model, method_conf=method)
     with new_folder(out) as folder:
         make_private(folder)
         names = [name for name in experiment.sums if name not in _SERVERS]
+        # Its sum is stated anew, and requests state the old one.
+        experiment.round(1).start_sum()
         for name in names:
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(path / name, folder / name)

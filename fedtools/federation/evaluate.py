@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.core.errors import UserError
+from fedtools.core.errors import UserError, some
 from fedtools.core.events import write_scalars
 from fedtools.core.locks import lock
 from fedtools.core.progress import counted
@@ -51,6 +51,10 @@ def evaluate(
     groups = federation.groups(split)
     wanted = itertools.product(rounds, groups)
     todo = [key for key in wanted if key not in rows]
+    apart = todo and federation.personal and "train" not in experiment.options.data
+    if own := [client for client in groups if apart and experiment.knows(client)]:
+        which = f"personal parameters of {some(own)} are at their sites"
+        print(f"{split}: {which}: measured with a newcomer's model", file=sys.stderr)
     for number, client in counted(todo, f"evaluate {split}", "models"):
         federation.load_result(federation.states.known(client, number), number)
         measured = federation.task.measure(split, client)

@@ -49,6 +49,7 @@ from fedtools.tasks import facts_of
 from fedtools.tasks.alike import check_splits, check_start
 from fedtools.tasks.base import NewExperiment, State, task_of
 from fedtools.tasks.client_facts import FILE as FACTS
+from fedtools.tasks.client_facts import ClientFacts
 from fedtools.tasks.facts import Facts, check_folders, identities
 from fedtools.tasks.identity import KIND
 from fedtools.tasks.site_facts import merged
@@ -105,13 +106,7 @@ def init(
     folders = {split: Path(folder) for split, folder in data.items()}
     others = {name: Path(folder) for name, folder in (assets or {}).items()}
     _check_source(path, folders, told, sites)
-    for split in folders:
-        check_id(split, "split")
-    check_folders(folders)
-    for name, folder in others.items():
-        if not folder.is_dir():
-            remedy = f"check --asset {name}=FOLDER"
-            raise UserError("no such folder", path=folder, remedy=remedy)
+    _check_folders(folders, others)
     options = read_options(config, where, method, seed, start, data)
     facts = facts_of(options.task, where)
     files = {file.name: file for file in facts.files(folders, others, where)}
@@ -149,14 +144,13 @@ def init(
     begun = (path / FIRST).exists() and (path / "sha256sums").exists()
     states: tuple[State, State] = ({}, {})
     own: dict[str, Path] = {}
-    if located and not known and facts.of_site:
+    if located and not known and not begun and facts.of_site:
         known = facts.of_site(train)
     begin = Path(start) if start else None
     new = NewExperiment(options, made, folders, others, begin, where, known)
-    client_facts = None
+    client_facts = task_of(facts).client_facts_of(new) if known else None
     if not begun:
         # Before anything is fixed, so that a failure to create the model leaves no files.
-        client_facts = task_of(facts).client_facts_of(new)
         states = _begin(facts, new, seed)
         kinds = kinds_of(options, made, task_of(facts))
         own = own_files(kinds.values(), task_of(facts))
@@ -176,15 +170,15 @@ def init(
             _close(path, [*texts, *files, *more], facts, made, plan)
         experiment = Experiment(path)
         experiment.check_fixed()
-        if listed and experiment.clients != clients:
-            problem = f"not the clients that {path} began with"
-            raise UserError(problem, path=listed, remedy="begin another experiment")
-        if experiment.sites != located:
-            problem = f"not the sites that {path} began with"
-            raise UserError(problem, path=sites or path, remedy="begin another experiment")
-        if experiment.roster != keys:
-            problem = f"not the keys that {path} began with"
-            raise UserError(problem, path=roster or path, remedy="begin another experiment")
+        for differs, what, source in (
+            (listed and experiment.clients != clients, "clients", listed),
+            (experiment.sites != located, "sites", sites),
+            (experiment.roster != keys, "keys", roster),
+            (client_facts and not _is_in(path, client_facts), "facts of clients", train),
+        ):
+            if differs:
+                problem = f"not the {what} that {path} began with"
+                raise UserError(problem, path=source or path, remedy="begin another experiment")
     return "" if begun else _size_of(Experiment(path), made, *states)
 
 
@@ -207,6 +201,23 @@ def _size_of(experiment: Experiment, method: Method, whole: State, sent: State) 
             f"{size_text(size)} to each client, {size_text(taken * size)} in a round{back}"
         )
     return f"{experiment.path}: {'; '.join(found)}"
+
+
+def _is_in(path: Path, facts: ClientFacts) -> bool:
+    """Return whether an experiment has these facts of its clients."""
+    table = path / FACTS
+    return table.exists() and ClientFacts.read(table).same(facts)
+
+
+def _check_folders(folders: Mapping[str, Path], assets: Mapping[str, Path]) -> None:
+    """Raise a `UserError` if a folder of data or of an asset is not there."""
+    for split in folders:
+        check_id(split, "split")
+    check_folders(folders)
+    for name, folder in assets.items():
+        if not folder.is_dir():
+            remedy = f"check --asset {name}=FOLDER"
+            raise UserError("no such folder", path=folder, remedy=remedy)
 
 
 def _check_source(

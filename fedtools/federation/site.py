@@ -1,6 +1,7 @@
 """A site's part of a round: to check a request, to do what it asks for, and to answer.
 
 CAPSULE/                of `fedtools.federation.capsule`; beside what the server has written:
+  admitted              that nothing else was there at first: `fedtools.federation.admission`
   local.yaml            paths of the site's data and model, and sums of what it has not told the
                         server, as they were at first
   round_0007/attempt    of the last request; its clients, state and messages are kept, too
@@ -15,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedtools.core.atomic import atomic_path, check_new, new_folder, remove, sha256, write_text
 from fedtools.core.config import read_yaml, write_yaml
@@ -24,7 +26,7 @@ from fedtools.core.provenance import computing
 from fedtools.core.text_files import read_text
 from fedtools.core.untrusted import open_received, received_lines, sum_of
 from fedtools.data.datadir import byte_order
-from fedtools.exchange.answers import mismatch, other_computing
+from fedtools.exchange.answers import evaluation_path, mismatch, other_computing
 from fedtools.exchange.experiment import (
     ATTEMPT,
     LOCAL,
@@ -40,23 +42,21 @@ from fedtools.exchange.messages import (
     remove_messages,
 )
 from fedtools.exchange.private import make_private
-from fedtools.exchange.signed import (
-    SERVER,
-    key_for,
-    read_signed,
-    read_statement,
-    write_statement,
-)
-from fedtools.exchange.sites import names_of
-from fedtools.federation.bounds import Bounds, check_bounds
+from fedtools.exchange.signed import SERVER, read_statement, write_statement
+from fedtools.exchange.states import check_spec, layout_of
+from fedtools.federation.admission import admit, check_there
+from fedtools.federation.bounds import Bounds, check_bounds, check_code_allowed, check_experiment
 from fedtools.federation.capsule import REQUEST, Request
 from fedtools.federation.federation import Federation
-from fedtools.federation.site_evaluation import evaluation_path, measure
+from fedtools.federation.site_evaluation import measure
 from fedtools.federation.site_facts import check_told
 from fedtools.federation.steps import train_local
 from fedtools.federation.units import unit_trainer
 from fedtools.tasks import facts_of
 from fedtools.tasks.facts import check_folders, check_identity, identities, known_sums
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 # The most files that a request names.
 _FILES = 3
@@ -94,18 +94,21 @@ def answer(
             for more than the site allows.
     """
     check_new(out)
+    check_there(capsule)
     with lock(capsule, "rounds"):
-        experiment = Experiment(capsule)
-        if roster := experiment.roster:
-            read_signed(capsule / "sha256sums", SERVER, roster, len(experiment.sums))
-        (site,) = names_of(experiment.sites)
-        key = key_for(key_path, roster, site)
+        experiment, key = admit(capsule, key_path)
+        check_experiment(experiment, bounds)
+        roster = experiment.roster
         asked = read_statement(Request, request / REQUEST, SERVER, roster, _FILES)
         clients = _check_request(experiment, asked, request)
+        if (wanted := asked.split or "train") not in data:
+            remedy = f"give --data {wanted}=FOLDER"
+            raise UserError(f"asks for {wanted} data", path=request / REQUEST, remedy=remedy)
         _settle(capsule, data, model)
         federation = Federation(capsule, device)
+        check_code_allowed(federation, bounds)
         if asked.split:
-            _accept(experiment, asked, request, clients)
+            _accept(federation, asked, request, clients)
             sums = measure(federation, asked.round - 1, asked.split, bounds.least_evaluated)
             path = evaluation_path(out, asked.split, asked.job)
             stated, files = {"split": asked.split, **sums}, set[Path]()
@@ -113,16 +116,30 @@ def answer(
             check_bounds(federation, clients, asked.round, bounds)
             files = _train(federation, asked, request, clients, jobs, device)
             path, stated = answer_path(out, asked.job), {}
-        names = "experiment", "site", "job", "round", "attempt", "base"
-        said = {name: getattr(asked, name) for name in names}
-        said |= {"format": FORMAT, "software": computing(), **stated}
-        with new_folder(out) as made:
-            make_private(made)
-            for file in files:
-                name = re.sub(r"^update\.1\.", f"update.{asked.job}.", file.name)
-                shutil.copyfile(file, made / name)
-            write_statement(made / path.name, said, made.iterdir(), key)
+        _write(out, asked, path.name, stated, files, key)
     return path
+
+
+def _write(
+    out: Path,
+    asked: Request,
+    name: str,
+    stated: Mapping[str, object],
+    files: set[Path],
+    key: Ed25519PrivateKey | None,
+) -> None:
+    """Write the folder of an answer: files, and a statement of some name on them and the rest."""
+    said = {
+        one: getattr(asked, one)
+        for one in ("experiment", "site", "job", "round", "attempt", "base")
+    }
+    said |= {"format": FORMAT, "software": computing(), **stated}
+    with new_folder(out) as made:
+        make_private(made)
+        for file in files:
+            own = re.sub(r"^update\.1\.", f"update.{asked.job}.", file.name)
+            shutil.copyfile(file, made / own)
+        write_statement(made / name, said, made.iterdir(), key)
 
 
 def _train(
@@ -137,7 +154,7 @@ def _train(
     experiment = federation.experiment
     if "data.yaml" in experiment.sums and not asked.last_round:
         federation.task.check_site_data()
-    _accept(experiment, asked, request, clients)
+    _accept(federation, asked, request, clients)
     new = _new_here(experiment, clients, asked.round)
     with unit_trainer(experiment.path, jobs, device) as train:
         train_local(federation, asked.round, 1, train)
@@ -180,6 +197,8 @@ def _settle(capsule: Path, data: Mapping[str, str], model: str) -> None:
     path, folders = capsule / LOCAL, {split: Path(one) for split, one in data.items()}
     check_folders(folders)
     sums = read_yaml(path).get("sums", {}) if path.exists() else {}
+    if not isinstance(sums, dict):
+        raise UserError("sums: not those of data", path=path, remedy="remove it")
     own = {"data": {split: str(folder.absolute()) for split, folder in folders.items()}}
     if model:
         own["model"] = {"path": str(Path(model).absolute())}
@@ -203,7 +222,7 @@ def _check_request(capsule: Experiment, asked: Request, folder: Path) -> list[st
         UserError: unless it is for this capsule, and can follow the last.
     """
     path, known = folder / REQUEST, len(capsule.clients)
-    (site,) = names_of(capsule.sites)
+    site = capsule.sites[capsule.clients[0]]
     if (asked.experiment, asked.site) != (capsule.label, site):
         raise UserError("not a request for this site and experiment", path=path)
     if problem := mismatch(asked.format, asked.software):
@@ -225,16 +244,17 @@ def _check_request(capsule: Experiment, asked: Request, folder: Path) -> list[st
     return clients
 
 
-def _accept(capsule: Experiment, asked: Request, folder: Path, clients: Sequence[str]) -> None:
+def _accept(federation: Federation, asked: Request, folder: Path, clients: Sequence[str]) -> None:
     """Put what a checked request brings into the capsule, unless it was there before."""
+    capsule = federation.experiment
     last, ledger = _last_asked(capsule), folder / "ledger.tsv"
     if asked.round == last:
         return
     lines, seal = received_lines(ledger, len(capsule.clients))
     if asked.files.get("ledger.tsv") != sum_of(ledger, seal):
         raise UserError("not what the request states", path=ledger)
-    _receive(capsule, asked, folder / "global.safetensors")
-    _go_to(capsule, asked, list(read_rows(ledger, lines)))
+    _receive(federation, asked, folder / "global.safetensors")
+    _go_to(capsule, asked, list(read_rows(ledger, lines)), ledger)
     if asked.split:
         return
     _forget(capsule, last)
@@ -251,6 +271,8 @@ def _contradiction(capsule: Experiment, asked: Request, clients: Sequence[str]) 
         return f"asks for round {asked.round}, and there are {capsule.options.rounds}"
     if asked.round < last:
         return f"asks for round {asked.round}, and one of round {last} was answered"
+    if asked.round == 1 and asked.base != capsule.round(1).recorded_start_sum():
+        return "starts from another state than the capsule has for round 1"
     if not last:
         return ""
     here = capsule.round(last)
@@ -270,16 +292,19 @@ def _contradiction(capsule: Experiment, asked: Request, clients: Sequence[str]) 
     return ""
 
 
-def _receive(capsule: Experiment, asked: Request, state: Path) -> None:
-    """Copy the state of a request, checking that it is what the request says."""
-    here = capsule.round(asked.round)
-    most = 2 * (capsule.init.stat().st_size + 2**20)
+def _receive(federation: Federation, asked: Request, state: Path) -> None:
+    """Copy the state of a request, checking that it is what the request says, and of the model."""
+    here, spec = federation.experiment.round(asked.round), federation.states.sent_spec
+    most = 2 * (federation.experiment.init.stat().st_size + 2**20)
     here.path.mkdir(exist_ok=True)
     with atomic_path(here.global_state) as temporary:
         with open_received(state, most) as file, open(temporary, "wb") as copy:
             shutil.copyfileobj(file, copy)
         if sha256(temporary) != asked.base:
             raise UserError("not the state of this request", path=state, remedy="send it again")
+        # What is accepted can only be repeated, so that it must be usable.
+        with open(temporary, "rb") as file:
+            check_spec(layout_of(file, state).spec, spec, state)
 
 
 def _forget(capsule: Experiment, last: int) -> None:
@@ -298,23 +323,23 @@ def _last_asked(capsule: Experiment) -> int:
     return max((number for number in rounds if capsule.round(number).is_sampled()), default=0)
 
 
-def _go_to(capsule: Experiment, asked: Request, rows: list[LedgerRow]) -> None:
-    """Complete the rounds before, with what the server's ledger has of this site's clients."""
-    found: dict[int, dict[str, LedgerRow]] = {at: {} for at in range(1, asked.round)}
-    for at in found:
-        if capsule.round(at).is_done():
-            found[at] = {row.client: row for row in read_round(capsule, at)}
-    for row in rows:
+def _go_to(capsule: Experiment, asked: Request, rows: list[LedgerRow], ledger: Path) -> None:
+    """Complete the rounds before, with the server's rows of this site's clients, from `ledger`."""
+    found: dict[int, list[LedgerRow]] = {at: [] for at in range(1, asked.round)}
+    for line, row in enumerate(rows, 2):
         if not capsule.knows(row.client) or row.round not in found:
             problem = f"the ledger has {row.client!r} in round {row.round}"
-            raise UserError(problem, path=capsule.path)
-        found[row.round].setdefault(row.client, row)
+            raise UserError(problem, path=ledger, line=line)
+        found[row.round].append(row)
     for at, own in found.items():
         here, following = capsule.round(at), capsule.round(at + 1).global_state
-        here.path.mkdir(exist_ok=True)
-        name = f"../{following.relative_to(capsule.path)}"
-        before = here.sums().get(name, "") if here.is_done() else ""
-        base = asked.base if at + 1 == asked.round else before
-        write_ledger(here.ledger, list(own.values()))
-        sums = {"ledger.tsv": sha256(here.ledger)} | ({name: base} if base else {})
-        record_sums(here.done, sums)
+        # What is known of a round stays, since a kill between its two files would leave neither.
+        sums = dict(here.sums()) if here.is_done() else {}
+        if not sums:
+            here.path.mkdir(exist_ok=True)
+            write_ledger(here.ledger, own)
+            sums[here.ledger.name] = sha256(here.ledger)
+        if at + 1 == asked.round:
+            sums[f"../{following.relative_to(capsule.path)}"] = asked.base
+        if not here.is_done() or sums != here.sums():
+            record_sums(here.done, sums)

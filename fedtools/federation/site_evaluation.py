@@ -7,20 +7,22 @@ EXP/evaluate_sites_<split>.tsv                 their sums by round: `evaluate_si
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from fedtools.core.config import Natural, Positive
 from fedtools.core.errors import UserError
 from fedtools.core.progress import counted
 from fedtools.core.tables import write_tsv
-from fedtools.exchange.answers import Answer, Sites
+from fedtools.data.datadir import check_id
+from fedtools.exchange.answers import Answer, Sites, evaluation_path
 from fedtools.exchange.signed import read_statement
 from fedtools.exchange.sites import names_of
 from fedtools.federation.federation import Federation
 
-# More than any corpus has, of words or of errors in them.
+# More than any corpus has, of clients, of words or of errors in them.
 _MOST = 10**12
+_AGAIN = "remove it, or ask the site again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +40,6 @@ class Evaluation(Answer):
     clients: Positive
     counted: Positive
     errors: Natural
-
-
-def evaluation_path(folder: Path, split: str, job: int) -> Path:
-    """Return the path of a site's evaluation."""
-    return folder / f"evaluation.{split}.{job}.yaml"
 
 
 def measure(federation: Federation, number: int, split: str, least: int) -> dict[str, int]:
@@ -78,13 +75,15 @@ def measure(federation: Federation, number: int, split: str, least: int) -> dict
 def evaluate_sites(federation: Federation, split: str) -> list[dict[str, str]]:
     """Add up the evaluations that sites have sent, and write the table of them by round.
 
-    An evaluation that cannot be used is an error, since a rate without it would be another's.
+    An evaluation that cannot be used is an error, since a rate without it would be another's. One
+    from before a reset counts if its models are those of now.
 
     Returns:
         the rows: round, sites and clients that were measured, counts, errors and rate, %.
     """
     experiment, facts, rows = federation.experiment, federation.facts, []
     names = names_of(experiment.sites)
+    check_id(split, "split")
     if not names:
         remedy = "leave --by-site out, or begin the experiment with --sites"
         raise UserError("the experiment has no sites", path=experiment.path, remedy=remedy)
@@ -94,12 +93,16 @@ def evaluate_sites(federation: Federation, split: str) -> list[dict[str, str]]:
         found: list[Evaluation] = []
         for job, site in enumerate(names, 1):
             path = evaluation_path(folder.path, split, job)
-            if not path.exists():
+            if not os.path.lexists(path):
                 continue
             one = read_statement(Evaluation, path, site, experiment.roster, 0)
-            sites.check_origin(one, job, site, path)
-            if one.split != split or one.errors > _MOST or one.counted > _MOST:
-                raise UserError("not an evaluation that can be", path=path)
+            problem = sites.problem(one, job)
+            # Words can be inserted, but no clip has two errors.
+            most = _MOST if facts.sign > 0 else one.counted
+            if one.split != split or one.errors > most or max(one.counted, one.clients) > _MOST:
+                problem = "not an evaluation that can be"
+            if problem:
+                raise UserError(problem, path=path, remedy=_AGAIN)
             found.append(one)
         if found:
             clients, total, errors = (

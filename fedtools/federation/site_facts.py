@@ -14,6 +14,7 @@ from fedtools.core.tables import format_table
 from fedtools.data.clips import RATE
 from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.options import Options
+from fedtools.exchange.private import make_private
 from fedtools.exchange.sites import names_of
 from fedtools.methods.base import Method
 from fedtools.tasks import facts_of
@@ -54,6 +55,7 @@ def tell(data: Path, out: Path, task: str) -> str:
         raise UserError("no such data directory", path=data)
     told = facts_at(facts, data, task)
     with new_folder(out) as folder:
+        make_private(folder)
         write_site_facts(folder, task, told)
         # What is sent is what the server would accept.
         read_site_facts(folder, task)

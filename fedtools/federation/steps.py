@@ -20,7 +20,7 @@ from fedtools.core.errors import UserError, some
 from fedtools.core.events import step_of, write_scalars
 from fedtools.core.locks import lock
 from fedtools.core.tables import write_tsv
-from fedtools.exchange.answers import Sites
+from fedtools.exchange.answers import Sites, find_evaluations
 from fedtools.exchange.experiment import Experiment, RoundFolder
 from fedtools.exchange.ledger import SERVER_ROW, LedgerRow, write_ledger
 from fedtools.exchange.messages import (
@@ -232,7 +232,7 @@ def _read_round(
     experiment = federation.experiment
     if names := names_of(experiment.sites):
         sites = Sites(names, experiment.roster, experiment.attempt, origin)
-        messages, wrong = sites.check(folder.path, messages)
+        messages, wrong = sites.check(folder.path, messages, [*map(len, jobs)])
         places = {client: place for place, client in enumerate(sampled)}
         refusals = sorted([*refusals, *wrong], key=lambda one: places[one.client])
         messages.sort(key=lambda one: places[one.client])
@@ -377,6 +377,8 @@ def reset(federation: Federation, number: int) -> None:
                 Private(owner, later).remove()
             remove_messages(folder.path)
             for file in (folder.path / "jobs", folder.path / "clients", folder.ledger, made):
+                remove(file)
+            for file in find_evaluations(made.parent):
                 remove(file)
             _remove_empty(made.parent)
         experiment.round(number).end_reset()

@@ -56,6 +56,15 @@ class ClientFacts:
         ]
         write_tsv(path, ("client", *self.values), rows)
 
+    def same(self, other: ClientFacts) -> bool:
+        """Return whether others have the same clients and values."""
+        names = self.values.keys()
+        return (
+            [*self.clients] == [*other.clients]
+            and names == other.values.keys()
+            and all(np.array_equal(self.values[name], other.values[name]) for name in names)
+        )
+
     def value(self, name: str, client: str) -> int:
         """Return a whole number of one client, as `select` does."""
         place = bisect_left(self.clients, client)

@@ -47,6 +47,7 @@ max_drop=0.5            # fail if more than this fraction of the wanted clips, o
 speeds=                 # also train on speed-perturbed audio: "0.9 1.0 1.1"
 corpus_name="Common Voice"   # name of the corpus in tables
 release=                # name of its release in tables; default: its folder's name
+transport=files         # flower: in stage 5, three sites with the clients train over Flower on the loopback
 results=                # default: exp/<tag>/RESULTS.md
 
 help_message="Usage: $0 [--option value]...
@@ -81,7 +82,7 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 name_data               # sets options
 : "${methods:=client centralized fedavg fednorm fedextract decouplefl}"
 check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*'
-check_word sit 'true|false' attacks 'true|false' price 'true|false' ngpu '0|1'
+check_word sit 'true|false' attacks 'true|false' price 'true|false' ngpu '0|1' transport 'files|flower'
 [ -z "${rounds}" ] || check_word rounds '[1-9][0-9]*'
 [ -z "${labels}" ] || check_word labels 'transcripts|continuous|fixed'
 [ -z "${extractor}" ] || check_word extractor 'cnn'
@@ -142,13 +143,18 @@ if begins 3 && ! "${seq2seq}"; then
 fi
 
 # For each experiment of the list: EXP is its folder, OPTIONS are its options, NJ is its share of --nj.
+by=(fedtools rounds)
+[ "${transport}" = files ] || by=(utils/flower_rounds.sh)
 train=(fedtools init EXP --config "${config}" OPTIONS '&&'
-    fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --evaluate valid '&&'
+    "${by[@]}" EXP --nj NJ --ngpu "${ngpu}" --evaluate valid '&&'
     fedtools average EXP --ngpu "${ngpu}" "${own[@]}")
 decode=(fedtools decode "${lm[@]}" --config "${config}" --ngpu "${ngpu}")
 
 # Later stages do not write the list: they may run with other methods while an array still reads it.
-if begins 4 || begins 5; then utils/waves.py "${list}" <<<"${planned}"; fi
+if begins 4 || begins 5; then
+    [ "${transport}" = files ] || planned=$(utils/flower_sites.py "${exp}/sites" <<<"${planned}")
+    utils/waves.py "${list}" <<<"${planned}"
+fi
 
 if begins 4; then
     log "Stage 4: the baseline, ${exp}/baseline; logs in ${exp}/log"

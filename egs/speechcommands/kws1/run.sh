@@ -43,6 +43,7 @@ corpus_name="Speech Commands"   # name of the corpus in tables
 release=                # name of its release in tables; default: its folder's name
 references=             # rows that accuracies are compared with, "FedAvg; FedAvg, rounds = 450";
                         # default: the server alone with the fewest clips, and FedAvg, if there
+transport=files         # flower: clients are dealt to three sites, which train over Flower on the loopback
 results=                # default: exp/<tag>/RESULTS.md
 
 # shellcheck disable=SC2034  # printed by parse_options.sh
@@ -61,7 +62,8 @@ Stages:
 . utils/recipe.sh
 
 : "${silence:=true}"
-check_word ngpu '0|1' silence 'true|false|own' noise 'corpus|made' whole_grid 'true|false' price 'true|false'
+check_word ngpu '0|1' silence 'true|false|own' noise 'corpus|made' whole_grid 'true|false' price 'true|false' \
+    transport 'files|flower'
 mini=() length=() alone=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml made=none
 [ -n "${corpus}" ] || default=conf/first.yaml
 : "${config:=${default}}"
@@ -184,6 +186,7 @@ if begins 3; then
         --networks "${networks}" --methods "${methods}" --ablations "${ablations}" --config "${config}" \
         --landscape-clips "${landscape_clips}" --rounds "${rounds}" --pretrained "${pretrained}" "${alone[@]}" \
         "${whole[@]}")
+    [ "${transport}" = files ] || planned=$(utils/flower_sites.py "${exp}/sites" <<<"${planned}")
     utils/waves.py "${list}" <<<"${planned}"
     if grep -qF "projection=${exp}/" "${list}"; then fit_projections; fi
     log "Stage 3: the list of $(wc -l <"${list}") experiments, ${list}"
@@ -198,9 +201,11 @@ fi
 if begins 4; then
     [ -s "${list}" ] || fail 1 "${list}: no experiments; run --stage 3"
     log "Stage 4: training the $(wc -l <"${list}") experiments of ${list}, logs in ${exp}/log"
+    train=(fedtools rounds)
+    [ "${transport}" = files ] || train=(utils/flower_rounds.sh)
     # For each experiment: EXP is its folder, OPTIONS are its options in the list, NJ its share of --nj.
     train_waves "${list}" train 1 0 fedtools init EXP --config "${config}" OPTIONS '&&' \
-        fedtools rounds EXP --nj NJ --ngpu "${ngpu}" --evaluate test
+        "${train[@]}" EXP --nj NJ --ngpu "${ngpu}" --evaluate test
 fi
 
 if begins 5; then
