@@ -48,7 +48,7 @@ from fedtools.exchange.private import Private
 from fedtools.federation.federation import Federation
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.models.training import load_model
-from fedtools.tasks.kws.facts import ClientFacts
+from fedtools.tasks.kws.facts import of_clips, prepared
 from fedtools.tasks.kws.model import tensors_of
 from fedtools.tasks.kws.stacks import ClipSource
 from fedtools.tasks.kws.task import predict
@@ -141,7 +141,7 @@ def landscape(federation: Federation, alo: Alo, options: argparse.Namespace) -> 
 def client_facts(clips: Clips, method: FedKwsUi, batch_size: int) -> list[Client]:
     """Return ALT's measures of each client, in the order of the clips."""
     names = clips.clients
-    facts = ClientFacts.of(method, clips, batch_size).values
+    facts = prepared(of_clips(clips).clients, method, batch_size, clips.path).values
     columns = (facts[name].tolist() for name in ("size", "entropy", "utility", "ratio"))
     return [Client(*row) for row in zip(names, *columns, strict=True)]
 
