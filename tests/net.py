@@ -20,6 +20,7 @@ import gc
 import importlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,9 @@ def preload(worlds: Iterable[str]) -> None:
 
     files = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / "fedtools").rglob("*.py"))
     names = [".".join(path.parts).removesuffix(".__init__") for path in sorted(files)]
-    names = [name for name in names if not name.endswith("__main__")] + [*THIRD]
+    # What Flower runs, in an environment of its own, is no module of ours.
+    left = re.compile(r"\.__main__$|\.flower_app\.")
+    names = [name for name in names if not left.search(name)] + [*THIRD]
     if {*worlds} <= TORCHLESS:
         names = [f"fedtools.cli.{group}" for group in fedtools.cli.GROUPS]
     if {*worlds} & {"whisper", "clips"}:
