@@ -109,9 +109,11 @@ def train_local(
     federation.finish(clients, number)
 
 
-@as_configured
 def train_unit(federation: Federation, unit: Sequence[str], number: int) -> Sent:
-    """Run the client updates of one unit of a round; the reports have its time."""
+    """Run the client updates of one unit of a round; the reports have its time.
+
+    The caller has the federation's settings.
+    """
     phase, begun = federation.method.phase(number), time.monotonic()
     sent = federation.work(unit, number, phase)
     spent = 0.0 if phase.untimed else time.monotonic() - begun
