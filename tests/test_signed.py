@@ -579,3 +579,43 @@ def test_bounds_of_private_models(world, tmp_path, name, value, said):
     run(*words, tmp_path / "site.yaml").fails(1, said)
     (tmp_path / "site.yaml").write_text("largest_clip: 1\nlargest_epsilon: 1000\nprivacy: true\n")
     run(*words, tmp_path / "site.yaml").ok()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("global.safetensors", "'global.safetensors' is no file that a sends in round 2"),
+        ("jobs", "'jobs' is no file"),
+        (".done", "'.done' is no file"),
+        ("update.2.tsv", "'update.2.tsv' is no file"),
+        ("features.x.ark", "'features.x.ark' is no file"),
+        ("evaluation.test.2.yaml", "is no file"),
+        ("update.1.tsv/", "update.1.tsv: "),
+        ("@update.1.tsv", "a symbolic link"),
+    ],
+)
+def test_of_an_answer_only_the_sites_own_files_are_taken(world, mine, name, said):
+    """If there are others, none is taken, and what is in the round's folder stays as it was."""
+    sent, parts = mine / "a-sent", mine / "parts"
+    run(world, mine / "a", mine / "a2", sent, *signed(mine, "a")).ok()
+    before = {one: one.read_bytes() for one in (parts / "round_0002").iterdir()}
+    words = ("site-answer", parts, "--site", "a", "--round")
+    good = Path(shutil.copytree(sent, mine / "good"))
+    plain = name.strip("@/")
+    if name != plain:
+        (sent / plain).unlink()
+    if name.endswith("/"):
+        (sent / plain).mkdir()
+    elif name.startswith("@"):
+        (sent / plain).symlink_to(good / plain)
+    else:
+        (sent / plain).write_bytes(b"x")
+    inside(*words, 2, sent).fails(1, said)
+    kept = {one: one.read_bytes() for one in before}
+    assert kept == before
+    inside(*words, 1, good).fails(1, "round 1 is closed")
+    inside("site-answer", parts, "--site", "b", "--round", 2, good).fails(1, "no file that b")
+    inside(*words, 2, good).ok()
+    inside("aggregate", parts, "--without", "b").ok()
+    rows = read_tsv(parts / "round_0002" / "ledger.tsv", None)
+    assert {row["status"] for row in rows if SITES.get(row["client"]) == "a"} == {"ok"}

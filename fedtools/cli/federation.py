@@ -401,6 +401,32 @@ def site_round(
     print(train(capsule, folders, model, request, answer, device, nj, key, allowed))
 
 
+@command("site-answer", "Federation")
+def site_answer(
+    experiment: Path = EXPERIMENT,
+    answer: Path = typer.Argument(..., metavar="ANSWER", help="What the site has sent."),
+    name: str = typer.Option(..., "--site", metavar="NAME", help="The site."),
+    round_: int = typer.Option(..., "--round", min=1, help="The round of the request."),
+) -> None:
+    """Take a site's answer into the experiment.
+
+    Only files that this site sends in this round are taken; if there are others, none is. What they
+    hold is checked by fedtools aggregate, or evaluate --by-site.
+
+    Reads: ANSWER; EXP/sites.tsv and round_<number>/clients.
+
+    Writes: EXP/round_<number>/update.<job>.*, features.<client>.*, evaluation.<split>.<job>.yaml.
+
+    Example in egs/speechcommands/kws1: fedtools site-answer \
+        exp/mini/keywords/dscnn/fedavg/seed0 answer --site east --round 1
+    """
+    from fedtools.exchange.experiment import Experiment
+    from fedtools.federation.site_answer import take_answer
+
+    for path in take_answer(Experiment(experiment), round_, name, answer):
+        print(path)
+
+
 def _list_step(experiment: Path, given: int | None, number: int) -> None:
     """List a step among the experiment's commands, with its round if that was not given."""
     from fedtools.exchange.commands import add_command
