@@ -36,7 +36,8 @@ def test_every_script_passes_it_on():
         for line in text.splitlines():
             for name in re.findall(r"\bfedtools ((?:attack )?[a-z0-9-]+)(?= )", line):
                 if name in commands and not line.startswith("#"):
-                    assert '--ngpu "${ngpu}"' in line, f"{script}: {line}"
+                    passed = '--ngpu "${ngpu}"' in line or line.endswith(' "$@"')
+                    assert passed, f"{script}: {line}"
                     called.add(name)
     assert {"decode", "cross", "rescore", "rescore-best", "detection", "attack a2"} <= called
 

@@ -30,6 +30,12 @@ is_done() { [[ -e $exp/round_$(printf '%04d' "$(fedtools config "$exp/config.yam
 FEDTOOLS=$(command -v fedtools)
 export FEDTOOLS FLOWER_RESTART=10
 
+# Sites train as `fedtools rounds` would.
+ngpu=0 before=
+for word in "$@"; do
+    [[ $before != --ngpu ]] || ngpu=$word
+    before=$word
+done
 mkdir -p "$work/server/sites"
 mapfile -t sites < <(tail -n +2 "$exp/sites.tsv" | cut -f 2 | sort -u)
 mapfile -t facts < <(fedtools config "$exp/config.yaml" data.train)
@@ -43,6 +49,7 @@ for site in "${sites[@]}"; do
     [[ -e $work/$site/capsule ]] || fedtools site "$exp" --site "$site" "$work/$site/capsule"
     words="\"--data\", $(quoted train= "${facts[0]}")"
     [[ -z $pretrained ]] || words+=", \"--pretrained\", $(quoted '' "$pretrained")"
+    words+=", \"--ngpu\", \"$ngpu\""
     # All that a recipe does is the user's own.
     printf 'payloads: [models, changes, features]\ncode: true\n' >"$work/$site/site.yaml"
     words+=", \"--bounds\", $(quoted '' "$work/$site/site.yaml")"
