@@ -6,8 +6,9 @@ import json
 import platform
 import subprocess
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote
@@ -77,7 +78,8 @@ def software() -> dict[str, str]:
     return found
 
 
-def computing() -> dict[str, str]:
+@cache
+def computing() -> Mapping[str, str]:
     """Return the versions and the type of processor that the bytes of results depend on."""
     kind = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedtools import __version__
 from fedtools.core.config import Natural
 from fedtools.core.errors import UserError, printable
 from fedtools.core.provenance import computing
@@ -49,14 +50,12 @@ class Answer:
 
 def mismatch(format_: int, software: Mapping[str, str]) -> str:
     """Return why messages and states cannot be exchanged with another version; "" if they can."""
-    ours, theirs = (".".join(one.split(".")[:2]) for one in (_ours(), software.get("fedtools", "")))
+    ours, theirs = (
+        ".".join(one.split(".")[:2]) for one in (__version__, software.get("fedtools", ""))
+    )
     if ours != theirs:
         return f"made by fedtools {theirs[:20] or 'of no version'}, and here is {ours}"
     return "" if format_ == FORMAT else f"of message format {format_}, and here is {FORMAT}"
-
-
-def _ours() -> str:
-    return computing()["fedtools"]
 
 
 def other_computing(software: Mapping[str, str]) -> str:

@@ -193,7 +193,7 @@ def write_request(
         last,
         last_base,
     )
-    request = Request(*origin, FORMAT, computing(), {})
+    request = Request(*origin, FORMAT, dict(computing()), {})
     with new_folder(out) as made:
         make_private(made)
         shutil.copyfile(folder.global_state, made / folder.global_state.name)

@@ -125,16 +125,23 @@ def trainer(federation: Federation, jobs: int, device: str) -> Iterator[Train]:
         def train(number: int, parts: int) -> None:
             while len(pipes) < min(jobs, parts):
                 pipes.append(stack.enter_context(worker(context, _train, str(path), device)))
-            try:
+            with reporting_deaths(path, number):
                 _share_out(pipes, number, parts)
-            except (EOFError, ConnectionError):
-                raise UserError(
-                    f"a training process died in round {number} (out of memory?)",
-                    path=path,
-                    remedy="the same command goes on from here; a smaller --nj needs less memory",
-                ) from None
 
         yield train
+
+
+@contextlib.contextmanager
+def reporting_deaths(path: Path, number: int) -> Iterator[None]:
+    """Raise a `UserError` if a process of `worker` dies while it trains in a round."""
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        raise UserError(
+            f"a training process died in round {number} (out of memory?)",
+            path=path,
+            remedy="the same command goes on from here; a smaller --nj needs less memory",
+        ) from None
 
 
 @contextlib.contextmanager

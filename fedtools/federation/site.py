@@ -133,7 +133,7 @@ def _write(
         one: getattr(asked, one)
         for one in ("experiment", "site", "job", "round", "attempt", "base")
     }
-    said |= {"format": FORMAT, "software": computing(), **stated}
+    said |= {"format": FORMAT, "software": dict(computing()), **stated}
     with new_folder(out) as made:
         make_private(made)
         for file in files:

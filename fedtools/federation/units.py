@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from fedtools.core.errors import UserError
 from fedtools.exchange.states import as_array
 from fedtools.federation.federation import Federation, Sent
-from fedtools.federation.rounds import worker
+from fedtools.federation.rounds import reporting_deaths, worker
 from fedtools.federation.steps import TrainUnits, train_unit
 from fedtools.tasks.base import as_configured
 
@@ -44,14 +43,8 @@ def unit_trainer(path: Path, jobs: int, device: str) -> Iterator[TrainUnits | No
                 stack.enter_context(worker(context, _train, str(path), device))
                 for _ in range(min(jobs, len(units)))
             ]
-            try:
+            with reporting_deaths(path, number):
                 yield from _in_order(pipes, units, number)
-            except (EOFError, ConnectionError):
-                raise UserError(
-                    f"a training process died in round {number} (out of memory?)",
-                    path=path,
-                    remedy="the same command goes on from here; a smaller --nj needs less memory",
-                ) from None
 
         yield train
 
