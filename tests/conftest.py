@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.spawn
 import os
 import shutil
 import sys
@@ -62,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ |= STATE
         os.environ[forked.FOLDER] = str(forked.make_folder(os.getpid()))
+    # Jobs of a command that a test calls in its own process are forks, too.
+    multiprocessing.spawn.set_executable(str(forked.programs() / "python3"))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
