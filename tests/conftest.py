@@ -48,10 +48,15 @@ settings.load_profile("fedtools")
 
 
 BEGUN = time.monotonic()
-# As path.sh sets them, so that all programs can be forks of the same servers. Threads that spin
-# while they wait take the cores from the other worker: a test in double precision took 29 seconds
-# of processor time on a busy machine, and takes 4.
-STATE = {"LC_ALL": "C", "OMP_WAIT_POLICY": "passive"}
+# Variables of all programs, so that they can be forks of the same servers: the first two as path.sh
+# sets them. With more threads, small matrices cost half as much again in processor time, since
+# OpenBLAS waits by spinning, for cores that the other worker has.
+STATE = {
+    "LC_ALL": "C",
+    "OMP_WAIT_POLICY": "passive",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 # Without it, each of some thousand processes compiles all modules; to rewrite the assertions of all
 # files of tests takes ten seconds.
 sys.dont_write_bytecode = False
