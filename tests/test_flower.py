@@ -247,13 +247,14 @@ def asks_for(request: Path, number: int) -> bool:
 def test_a_site_that_cannot_answer_says_why_and_a_round_ends_without_it(net):
     begin_clips(net, "late", 1)
     project = net.root / "server/late-app/pyproject.toml"
-    change(project, "patience = 0.0", "patience = 20.0")
-    change(project, "again = 5.0", "again = 60.0")
+    # On a busy machine, a site that can answer took more than 20 seconds.
+    change(project, "patience = 0.0", "patience = 60.0")
+    change(project, "again = 5.0", "again = 120.0")
     change(net.site("c") / "site.toml", "train=clips", "train=nowhere")
     said = go(net, "late").out
     reason = "fedtools: nowhere: no such data directory; check --data train=FOLDER"
-    assert f"round 1: site c: {reason}; asked again in 60 s" in said
-    assert "round 1: closed --without c, after 20 s" in said
+    assert f"round 1: site c: {reason}; asked again in 120 s" in said
+    assert "round 1: closed --without c, after 60 s" in said
     left = {one for one, at in CLIPS.items() if at == "c"}
     rows = ledger(net.root / "server/late")
     assert {row["client"] for row in rows if "its site was left out" in row["status"]} == left
