@@ -54,7 +54,7 @@ def without(train: Path, out: Path, client: str) -> Path:
         for at, (name, owner) in enumerate(zip(clips.utterances, owners, strict=True))
         if owner != client
     )
-    write_clips(out, kept, clips.classes, [np.array(clips.noise)])
+    write_clips(out, kept, clips.classes, [np.array(clips.noise)], clips.samples)
     return out
 
 

@@ -33,7 +33,7 @@ def world(tmp_path_factory) -> Path:
                 for place in range(places.start, places.stop):
                     name, label = f"{client}-{place:05d}", clips.classes[int(clips.labels[place])]
                     own.append(Clip(name, client, label, clips.waves[place]))
-            write_clips(root / f"{site}-{split}", own, clips.classes, [clips.noise])
+            write_clips(root / f"{site}-{split}", own, clips.classes, [clips.noise], clips.samples)
     return root
 
 

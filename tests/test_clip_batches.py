@@ -26,7 +26,7 @@ ROWS = [slice(0, 5), slice(5, 7), slice(7, 10)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    return keywords.pack(tmp_path_factory.mktemp("clips") / "train", COUNTS)
+    return keywords.pack(tmp_path_factory.mktemp("clips") / "train", COUNTS, length=16000)
 
 
 def heard(wave: np.ndarray) -> np.ndarray:

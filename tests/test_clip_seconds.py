@@ -154,7 +154,7 @@ def test_networks_of_clips_of_another_length_train(tmp_path, network, seconds):
 def test_clips_of_several_lengths_do_not_mix(tmp_path):
     clients = {"a": [1, 1, 2, 2], "b": [1, 1, 1, 1]}
     pack(tmp_path / "train", clients, length=2 * RATE)
-    pack(tmp_path / "valid", clients)
+    pack(tmp_path / "valid", clients, length=RATE)
     config_file(tmp_path / "c.yaml", rounds=1)
     begin = ("init", tmp_path / "exp", "--config", tmp_path / "c.yaml", "--method", "fedavg")
     folders = [f"{split}={tmp_path / split}" for split in ("train", "valid")]

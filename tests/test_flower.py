@@ -61,7 +61,9 @@ def make_clips(root: Path) -> None:
             for place in range(places.start, places.stop):
                 name, label = f"{client}-{place:05d}", clips.classes[int(clips.labels[place])]
                 own.append(Clip(name, client, label, clips.waves[place]))
-        write_clips(root / "sites" / site / "clips", own, clips.classes, [clips.noise])
+        write_clips(
+            root / "sites" / site / "clips", own, clips.classes, [clips.noise], clips.samples
+        )
 
 
 def make_speech(root: Path) -> None:

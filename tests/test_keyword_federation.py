@@ -81,7 +81,7 @@ def test_it_learns_and_says_so(reference):
 
 def test_a_stack_is_cut_to_the_memory_and_says_so(world, tmp_path, capsys):
     def stacks(megabytes: int) -> tuple[int, str]:
-        settings = "training.stack=5", f"training.stack_mb={megabytes}"
+        settings = "training.batch_size=24", "training.stack=5", f"training.stack_mb={megabytes}"
         path = begin(world, tmp_path / f"{megabytes}", "fedavg", *settings)
         units = Federation(path).task.units(CLIENTS[:5], 1)
         assert sorted(client for unit in units for client in unit) == CLIENTS[:5]
@@ -237,14 +237,14 @@ ADAMW = ("training.optim=adamw", "training.optim_conf={lr: 0.005}")
     [("fedavg", "sgd"), ("fedavg", "adamw"), ("fedmmd", "adamw"), ("fedkws_ui", "adamw")],
 )
 @pytest.mark.parametrize("network", NETWORKS)
-def test_in_double_precision_they_agree_after_twenty_steps(world, tmp_path, network, method, optim):
+def test_in_double_precision_they_agree_after_eight_steps(world, tmp_path, network, method, optim):
     """Updates agree; in single precision, rounding errors have grown. Measured with these networks,
     updates of SGD differ by 5e-5 of their norm at a rate of 0.02, and by 1e-3 at 0.1 (DSCNN; the
     other networks by less); those of AdamW by their whole norm at worst (ResNet), since AdamW makes
     whole steps of rounding errors in zero gradients, such as that of a bias before BatchNorm."""
     settings = [f"model={yaml.safe_dump({'network': network, 'network_conf': NETWORKS[network]})}"]
     settings += [*(ADAMW if optim == "adamw" else ()), "training.stack=7"]
-    settings += ["method_conf.local_steps=20"]
+    settings += ["method_conf.local_steps=8"]
     federation = doubled(begin(world, tmp_path / "exp", method, *settings))
     (clients,) = federation.task.units(CLIENTS, 1)
     # With the experiment's single thread, as in a round: with more, two workers wait for each
@@ -345,17 +345,17 @@ def test_memory_is_flat(world, tmp_path, method, keep_updates):
     tracemalloc.start()
     try:
         after = {}  # a few kB a round go into Python's caches of patterns, which are bounded
-        for number in range(1, 13):
+        for number in range(1, 9):
             sample(federation.experiment, federation.method, number, 1)
             train_local(federation, number, 1)
             aggregate(federation, number)
             evaluate(federation, [number], "test")
-            if number in (6, 12):
+            if number in (4, 8):
                 after[number] = held()
     finally:
         tracemalloc.stop()
     model = federation.experiment.init.stat().st_size
-    assert after[12] - after[6] < model, after
+    assert after[8] - after[4] < model, after
 
 
 def test_private_models_stay_at_the_client(reference):

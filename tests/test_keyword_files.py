@@ -65,7 +65,7 @@ def test_other_data_of_the_same_name(world, cli, tmp_path):
         for line, wave in zip(table.splitlines()[1:], waves, strict=True):
             *names, samples = line.split("\t")
             again.append(Clip(*names, np.minimum(wave[: int(samples)], loudest)))
-        write_clips(tmp_path / "train", again, clips.classes, [noise])
+        write_clips(tmp_path / "train", again, clips.classes, [noise], clips.samples)
         assert (tmp_path / "train" / "clips.tsv").read_text() == table
         cli(*words, "--data", f"train={tmp_path / 'train'}").fails(1, "made with other data: train")
 

@@ -387,6 +387,7 @@ def test_only_what_is_private_is_published(root, key, tmp_path):
     names = {one.name for one in out.iterdir()}
     rounds = {f"round_{number:04d}.safetensors" for number in (1, 2, 3)}
     others = {"README.md", "config.yaml", "privacy.yaml", "model.safetensors", "classes.txt"}
+    others.add("clip_samples")
     assert names == rounds | others | {"sha256sums"}
     text = "".join(
         (out / name).read_text() for name in ("README.md", "config.yaml", "privacy.yaml")

@@ -47,7 +47,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("projection")
     splits = {"train": CLIENTS, "valid": VALID, "test": TEST, "public": PUBLIC}
     for split, clients in splits.items():
-        keywords.pack(root / split, clients)
+        keywords.pack(root / split, clients, length=16000)
     save_whisper(root / "model")
     save_whisper(root / "other", encoder_ffn_dim=48)
     save_whisper(root / "narrow", d_model=16)
@@ -490,7 +490,7 @@ def test_a_server_alone_may_fit_on_what_it_trains_on(world: Path, tmp_path: Path
 
 
 def test_people_in_both_are_named(world: Path, tmp_path: Path):
-    keywords.pack(tmp_path / "data", {"bob": [4] * 4, "eve": [3] * 4, "zoe": [1] * 4})
+    keywords.pack(tmp_path / "data", {"bob": [4] * 4, "eve": [3] * 4, "zoe": [1] * 4}, length=16000)
     fitted(world, tmp_path / "some", data=tmp_path / "data").ok()
     done = begin(world, tmp_path / "exp", **CHOSEN, projection=tmp_path / "some").ok()
     assert "1 of its people are also in the train data: bob\n" in done.err
@@ -507,12 +507,12 @@ def test_people_in_both_are_named(world: Path, tmp_path: Path):
 def test_fit_refuses_in_one_line(world: Path, tmp_path: Path):
     out = tmp_path / "out"
     fitted(world, out, "--dimension", "33").fails(1, "model", "32 values", "33")
-    few = keywords.pack(tmp_path / "few", {"ann": [2, 2, 1, 1]})
+    few = keywords.pack(tmp_path / "few", {"ann": [2, 2, 1, 1]}, length=16000)
     fitted(world, out, data=few).fails(1, "few", "6 clips, at least 7", "more clips")
     fitted(world, out, "--dimension", "5", data=few).ok()
     shutil.rmtree(out)
     # Copies of three clips.
-    same = keywords.pack(tmp_path / "same", {"ann": [3, 3, 3, 3]})
+    same = keywords.pack(tmp_path / "same", {"ann": [3, 3, 3, 3]}, length=16000)
     waves = np.load(same / "clips.npy")
     np.save(same / "clips.npy", waves[np.arange(12) % 3])
     lines = (same / "sha256sums").read_text().splitlines()

@@ -52,8 +52,8 @@ def spoken(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("running")
-    pack(folder / "train", {"tom": [6] * 4, "kim": [3, 2, 6, 6]})
-    pack(folder / "test", {"eve": [3, 3, 9, 9]})
+    pack(folder / "train", {"tom": [6] * 4, "kim": [3, 2, 6, 6]}, length=RATE)
+    pack(folder / "test", {"eve": [3, 3, 9, 9]}, length=RATE)
     config_file(folder / "config.yaml")
     spoken(folder / "speech")
     return folder

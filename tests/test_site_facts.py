@@ -38,7 +38,7 @@ def begin_keywords(place: Path, server: Path) -> None:
             for row in range(rows.start, rows.stop):
                 label = clips.classes[int(clips.labels[row])]
                 own.append(Clip(f"{client}-{row:05d}", client, label, clips.waves[row]))
-        write_clips(place / site, own, clips.classes, [clips.noise])
+        write_clips(place / site, own, clips.classes, [clips.noise], clips.samples)
 
 
 def begin_speech(place: Path, server: Path) -> None:
@@ -283,15 +283,15 @@ HOSTILE = [
     (lambda folder: (folder / "clients.tsv").hardlink_to(folder / "x"), "of 2 names"),
     (edit("facts.yaml", "sum: ", "sum: x"), "sum"),
     (edit("facts.yaml", "task: kws", "task: asr"), "facts for task 'asr'"),
-    (edit("facts.yaml", "samples: 16000", "samples: 8000"), "not the samples of"),
-    (edit("facts.yaml", "samples: 16000", f"samples: {10**9}"), "samples"),
-    (edit("facts.yaml", "samples: 16000", "samples: -1"), "samples"),
-    (edit("facts.yaml", "samples: 16000", "samples: .nan"), "samples"),
+    (edit("facts.yaml", "samples: 5600", "samples: 8000"), "not the samples of"),
+    (edit("facts.yaml", "samples: 5600", f"samples: {10**9}"), "samples"),
+    (edit("facts.yaml", "samples: 5600", "samples: -1"), "samples"),
+    (edit("facts.yaml", "samples: 5600", "samples: .nan"), "samples"),
     (edit("facts.yaml", "task:", "path: /x\ntask:"), "path"),
     (edit("classes.txt", "yes", "maybe"), "not the classes of"),
     (edit("classes.txt", "yes", "no"), "duplicated"),
     (edit("classes.txt", "yes", "<b>"), "is no word"),
-    (lambda folder: (folder / "classes.txt").unlink(), "samples: 16000, expected none"),
+    (lambda folder: (folder / "classes.txt").unlink(), "samples: 5600, expected none"),
 ]
 
 
