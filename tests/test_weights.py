@@ -26,14 +26,14 @@ from fedtools.federation.federation import Federation
 from fedtools.score.calibration import cllr, fit_ratios
 from fedtools.score.verification import equal_error_rate
 
-PEOPLE, TALKS, MODELS = speakers(16), ("a", "b"), (1, 2)
+PEOPLE, TALKS, MODELS = speakers(12), ("a", "b"), (1, 2)
 CLIENTS = [f"{one}-{talk}{number}" for one in PEOPLE for talk in TALKS for number in MODELS]
 FEW = ("--resamples", "20", "--others", "0", "--set", "weights.scores=parts")
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Make sixteen speakers with two talks of two models each, and models of six other people."""
+    """Make twelve speakers with two talks of two models each, and models of six other people."""
     root = tmp_path_factory.mktemp("updates")
     data_with_constants(root / "exp_train", CLIENTS, 1)
     begin(root, "exp")
