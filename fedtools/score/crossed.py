@@ -26,8 +26,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import norm as normal
-from scipy.stats import t as student
 
 from fedtools.score.bootstrap import MIN_SPEAKERS
 
@@ -127,7 +125,9 @@ def mean_bounds(
     """
     if len(values) == 1:
         return lows[0], highs[0]
-    widths = (np.asarray(highs, float) - np.asarray(lows, float)) / 2 / normal.ppf((1 + _LEVEL) / 2)
+    from scipy.special import ndtri
+
+    widths = (np.asarray(highs, float) - np.asarray(lows, float)) / 2 / ndtri((1 + _LEVEL) / 2)
     return over_seeds(values, float(np.mean(widths**2)))[1:3]
 
 
@@ -139,9 +139,11 @@ def _difference(found: Effects, between: float, free: float) -> Difference:
     value = found.value
     if variance == 0:
         return Difference(value, value, value, 1.0 if value == 0 else 0.0)
+    from scipy.special import stdtr, stdtrit
+
     error = np.sqrt(variance)
-    half = student.ppf((1 + _LEVEL) / 2, freedom) * error
-    p = float(2 * student.sf(abs(value) / error, freedom))
+    half = stdtrit(freedom, (1 + _LEVEL) / 2) * error
+    p = float(2 * stdtr(freedom, -abs(value) / error))
     return Difference(value, value - half, value + half, p)
 
 
