@@ -40,8 +40,10 @@ if [[ -n $missing ]]; then
 fi
 utils/build_kenlm.sh
 
-# Tests of a file share expensive fixtures, and so a process. Skipped tests are listed with reasons.
-how=(-n 2 --dist loadfile --no-loadscope-reorder --durations=20 -rs)
+# Tests of a file share expensive fixtures, and so a process: one more than there are cores, since
+# some wait for disks, kills and Flower. Skipped tests are listed with reasons.
+workers=$(($(nproc) + 1))
+how=(-n "$((workers < 8 ? workers : 8))" --dist loadfile --no-loadscope-reorder --durations=20 -rs)
 case "$*" in
     "") set -- "${how[@]}" --short ;;
     --all) set -- "${how[@]}" ;;

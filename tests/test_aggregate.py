@@ -739,7 +739,7 @@ def test_a_client_whose_update_is_far_too_long(world, tmp_path, ratio):
 
 
 def test_memory_stays_under_three_models(tmp_path):
-    parameters, clients = 4_000_000, [f"c{n}" for n in range(8)]
+    parameters, clients = 2_000_000, [f"c{n}" for n in range(8)]
     spec = {"a": ((parameters,), "float32")}
     tensors = {"a": np.ones(parameters, "float32")}
     send(tmp_path, dict.fromkeys(clients, tensors), spec, [clients])

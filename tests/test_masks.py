@@ -41,7 +41,7 @@ def test_masks_cover_as_much_speech_as_of_audio(kind):
     means = [sum(some) / len(some) for some in (of_audio, of_features)]
     assert means[1] == pytest.approx(means[0], rel=0.1)
     # The input is unchanged.
-    assert max(masked(audio, 1000, BINS, seed)[side] for seed in range(600)) == max(of_audio)
+    assert [masked(audio, 1000, BINS, seed)[side] for seed in range(40)] == of_audio[:40]
 
 
 def test_warps_are_of_as_much_time():
