@@ -205,6 +205,10 @@ def write_request(
 def _last_rows(experiment: Experiment, number: int, clients: set[str]) -> list[LedgerRow]:
     """Return the last row of each client from before a round, in the order of rounds."""
     found: dict[str, LedgerRow] = {}
-    for at in range(1, number):
-        found |= {row.client: row for row in read_round(experiment, at) if row.client in clients}
+    # Backwards, so that a round reads no more ledgers than it takes to meet all clients.
+    for at in range(number - 1, 0, -1):
+        if len(found) == len(clients):
+            break
+        rows = (row for row in read_round(experiment, at) if row.client in clients)
+        found = {row.client: row for row in rows} | found
     return sorted(found.values(), key=lambda row: (row.round, row.client))

@@ -155,39 +155,33 @@ def _train(
     if "data.yaml" in experiment.sums and not asked.last_round:
         federation.task.check_site_data()
     _accept(federation, asked, request, clients)
-    new = _new_here(experiment, clients, asked.round)
     with unit_trainer(experiment.path, jobs, device) as train:
         train_local(federation, asked.round, 1, train)
-    _check_kept(experiment, new, asked.round)
+    _check_kept(experiment, clients, asked.round)
     # The tables come twice.
     return {*find_messages(experiment.round(asked.round).path)}
 
 
-def _new_here(capsule: Experiment, clients: Sequence[str], number: int) -> dict[str, int]:
-    """Return the clients that trained in an earlier round, of which nothing is here: the round."""
-    found: dict[str, int] = {}
-    for at in range(1, number):
-        for row in read_round(capsule, at):
-            if row.client_epochs > 0 and row.status in COUNTED:
-                found[row.client] = at
-    return {
-        client: found[client]
-        for client in clients
-        if client in found and not capsule.own(client, number).keeps(range(1, number))
-    }
-
-
-def _check_kept(capsule: Experiment, new: Mapping[str, int], number: int) -> None:
+def _check_kept(capsule: Experiment, clients: Sequence[str], number: int) -> None:
     """Raise a `UserError` if a client has kept something for which an earlier round is missing.
 
     Without this, what it has trained in the rounds before would begin anew, unseen.
     """
-    for client, before in new.items():
-        if capsule.own(client, number).keeps([number]):
+    own = {client: capsule.own(client, number) for client in clients}
+    new = [one for one in clients if own[one].keeps([number])]
+    new = [one for one in new if not own[one].keeps(range(1, number))]
+    # Most rounds have no new client, and read no earlier ledger.
+    for at in range(number - 1, 0, -1) if new else ():
+        trained = {
+            row.client
+            for row in read_round(capsule, at)
+            if row.client_epochs > 0 and row.status in COUNTED
+        }
+        if client := next((one for one in new if one in trained), ""):
             for one in new:
-                capsule.own(one, number).remove()
+                own[one].remove()
             remove_messages(capsule.round(number).path)
-            problem = f"what {client} kept in round {before} is not here"
+            problem = f"what {client} kept in round {at} is not here"
             remedy = "go on with the site's first capsule, or ask the server to reset round 1"
             raise UserError(problem, path=capsule.client_dir(client), remedy=remedy)
 
