@@ -230,7 +230,7 @@ def test_mel_energies_of_cepstra_are_those_of_filterbanks():
 
 
 def test_sound_of_features_has_these_features():
-    waves = clip_waves(np.random.default_rng(0), 16000).astype("f4") / 32768
+    waves = clip_waves(np.random.default_rng(0), 8000).astype("f4") / 32768
     for kind, bins in (("fbank", 80), ("log_mel", 80)):
         config, front = FeatureConfig(bins, 16000, kind), Front.of(kind, bins)
         true = compute(waves, config)
@@ -318,7 +318,7 @@ def single(flat, tmp_path_factory) -> Path:
     return begin(tmp_path_factory.mktemp("single"), "exp", 1, 2)
 
 
-def attacked(path: Path, out: Path, *more: str, iterations: int = 150) -> Rows:
+def attacked(path: Path, out: Path, *more: str, iterations: int = 110) -> Rows:
     options = ("--set", f"inversion.iterations={iterations}", "--resamples", "50")
     fast = ("--set", "inversion.total_variation=0.001")
     inside("attack", "inversion", path, out, "--round", "1", *options, *fast, *more).ok()
@@ -382,7 +382,8 @@ def test_of_anothers_update_nothing_is_recovered(single, tmp_path):
     kept, whole = load_file(update), update.read_bytes()
     try:
         save_file({name: np.roll(value, 2, 0) for name, value in kept.items()}, update)
-        rows = attacked(single, tmp_path, "--steps", "real")
+        # Of its own update, 80 iterations recover a correlation of 0.8.
+        rows = attacked(single, tmp_path, "--steps", "real", iterations=80)
     finally:
         update.write_bytes(whole)
     row = rows["none", "real, simulated", "correlation", "another's"]
