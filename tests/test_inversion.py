@@ -230,7 +230,7 @@ def test_mel_energies_of_cepstra_are_those_of_filterbanks():
 
 
 def test_sound_of_features_has_these_features():
-    waves = clip_waves(np.random.default_rng(0), 8000).astype("f4") / 32768
+    waves = clip_waves(np.random.default_rng(0), 16000).astype("f4") / 32768
     for kind, bins in (("fbank", 80), ("log_mel", 80)):
         config, front = FeatureConfig(bins, 16000, kind), Front.of(kind, bins)
         true = compute(waves, config)
