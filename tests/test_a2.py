@@ -42,7 +42,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     begin(root, "exp")
     data_with_constants(root / "known_train", KNOWN, 1, seed=3)
     begin(root, "known", "--start", str(root / "exp" / "init.safetensors"))
-    data_with_constants(root / "indicator", ["xen", "yan"], 4, seed=5)
+    data_with_constants(root / "indicator", ["xen", "yan"], 2, seed=5)
     lines = ["model\tspeaker\tgender\ttalks\n"]
     lines += [f"{one}\t{one[:3]}\tf\t{one[:5]}\n" for one in CLIENTS]
     (root / "models.tsv").write_text("".join(lines))

@@ -116,6 +116,10 @@ def begin(
     # Data of its own, so that the outputs beside them are those of this experiment alone.
     data = data or shutil.copytree(world / ("clips" if task == "kws" else spoken), data_of(path))
     whole = sections["model"].get("criterion") == "seq2seq"
+    if whole:
+        # Search takes most of the time: one utterance of each client is enough.
+        some = DataDir.read(data / "test")
+        some.restrict([some.client_utterances(client)[0] for client in ("xx", "yy")]).write()
     tokens = world / ("whisper" if whole else "tokens")
     assets = () if task == "kws" else ("--asset", f"tokens={tokens}")
     return inside(

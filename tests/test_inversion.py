@@ -318,7 +318,7 @@ def single(flat, tmp_path_factory) -> Path:
     return begin(tmp_path_factory.mktemp("single"), "exp", 1, 2)
 
 
-def attacked(path: Path, out: Path, *more: str, iterations: int = 150) -> Rows:
+def attacked(path: Path, out: Path, *more: str, iterations: int = 110) -> Rows:
     options = ("--set", f"inversion.iterations={iterations}", "--resamples", "50")
     fast = ("--set", "inversion.total_variation=0.001")
     inside("attack", "inversion", path, out, "--round", "1", *options, *fast, *more).ok()
@@ -382,7 +382,8 @@ def test_of_anothers_update_nothing_is_recovered(single, tmp_path):
     kept, whole = load_file(update), update.read_bytes()
     try:
         save_file({name: np.roll(value, 2, 0) for name, value in kept.items()}, update)
-        rows = attacked(single, tmp_path, "--steps", "real")
+        # Of its own update, 80 iterations recover a correlation of 0.8.
+        rows = attacked(single, tmp_path, "--steps", "real", iterations=80)
     finally:
         update.write_bytes(whole)
     row = rows["none", "real, simulated", "correlation", "another's"]

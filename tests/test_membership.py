@@ -31,6 +31,11 @@ from fedtools.models.acoustic.asr import build_model
 
 PEOPLE = ("ann", "bob", "cat")
 PARTS = 3
+# A single block learns the letters by heart as well.
+ENCODER = simulated.CONFIG["model"]["encoder_conf"] | {"num_blocks": 1}
+MODEL = simulated.CONFIG["model"] | {"encoder_conf": ENCODER}
+# Nothing is interrupted here.
+TRAINING = simulated.CONFIG["training"] | {"save_interval_steps": 1000}
 CLIENTS = [f"{speaker}-m{number}" for speaker in PEOPLE for number in range(PARTS)]
 # The rows of a round with references, kin and shadow models.
 ATTACKS = {
@@ -77,14 +82,14 @@ def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("world")
     people(root / "train", 4 * PARTS)
     inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
-    simulated.config_file(root / "c.yaml")
+    simulated.config_file(root / "c.yaml", model=MODEL, training=TRAINING)
     return root
 
 
 @pytest.fixture(scope="module")
 def voices(root) -> Path:
-    """Train each client on its four utterances forty times."""
-    return begin(root, root / "voices", 40)
+    """Train each client on its four utterances thirty times."""
+    return begin(root, root / "voices", 30)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +99,7 @@ def learnt(root, tmp_path_factory) -> Path:
     for name in ("train", "tokens", "c.yaml"):
         (shutil.copy if name.endswith("yaml") else shutil.copytree)(root / name, folder / name)
     lie(folder / "train")
-    return begin(folder, folder / "exp", 60)
+    return begin(folder, folder / "exp", 20)
 
 
 def lie(path: Path) -> None:
@@ -162,7 +167,7 @@ def test_what_was_learnt_by_heart_is_found(rows):
         if key[0] == "blind":
             assert area(rows, SAME, *key) == pytest.approx(50, abs=NEAR)
         else:
-            strong = {"LiRA online": 95, "LiRA offline": 88}
+            strong = {"LiRA online": 92, "LiRA offline": 88}
             least = strong.get(key[0], 75) if key[1] == "loss" else 60
             assert area(rows, SAME, *key) > least, key
     # References beat the plain loss.
@@ -218,7 +223,7 @@ def test_a_model_of_the_same_speakers_other_speech_has_no_members(voices, tmp_pa
     clients = [row["client"] for row in read_tsv(folder / "update.1.tsv", None)]
     moved = [clients.index(f"{one[:3]}-m{(int(one[-1]) + 1) % PARTS}") for one in clients]
     save_file({name: value[moved] for name, value in sent.items()}, folder / "update.1.safetensors")
-    rows = attacked(path, tmp_path / "out", "--shadows", "2")
+    rows = attacked(path, tmp_path / "out", "--shadows", "1")
     assert area(rows, ANYBODY, "threshold", "loss", "-") > 70
     assert area(rows, ANYBODY, "LiRA offline", "loss", "round") > 70
     for attack in ("LiRA offline", "RMIA"):
@@ -236,7 +241,7 @@ def twice(root) -> Path:
 def test_an_attack_has_the_same_bytes_again(twice, tmp_path):
     tables = []
     for number in range(2):
-        short = ("--shadows", "1", "--each", "2", "--seed", "3")
+        short = ("--shadows", "1", "--each", "2", "--references", "2", "--seed", "3")
         inside("attack", "membership", twice, tmp_path / str(number), "--round", "2", *short).ok()
         tables.append((tmp_path / str(number) / "membership.tsv").read_bytes())
     assert tables[0] == tables[1]
@@ -255,7 +260,7 @@ def test_evidence_by_hand(root, twice):
     tokens = (root / "tokens" / "tokens.txt").read_text().split()
 
     def model_of(own: dict[str, np.ndarray]) -> tuple[torch.nn.Module, torch.Tensor]:
-        model = build_model(simulated.CONFIG["model"], tokens).eval()
+        model = build_model(MODEL, tokens).eval()
         model.load_state_dict({key: torch.tensor(value) for key, value in (begun | own).items()})
         return model, torch.cat([value.detach().flatten() for value in model.parameters()])
 
@@ -347,7 +352,7 @@ def test_a_split_that_nobody_trains_on(root, tmp_path):
 def test_clips_of_keyword_clients(tmp_path):
     """Non-members are of any speaker, or of the same in a split that has them."""
     world = make_world(tmp_path / "world")
-    settings = ("method_conf.local_steps=40", "rounds=1", "keep_updates=true")
+    settings = ("method_conf.local_steps=20", "rounds=1", "keep_updates=true")
     path = begin_keywords(world, tmp_path / "exp", "fedavg", *settings, "clients_per_round=null")
     inside("rounds", path).ok()
     rows = attacked(path, tmp_path / "out", "--each", "5", "--shadows", "1")
@@ -375,20 +380,21 @@ def test_shadow_networks_are_trained_as_clients_are(tmp_path):
 
 def test_adapters(root, tmp_path):
     """The updates are small; references and shadow models are adapters, too."""
-    model = CONFORMER | {"normalize": "utterance_mvn"}
-    training = simulated.CONFIG["training"]
+    encoder = CONFORMER["encoder_conf"] | {"num_blocks": 1}
+    model = CONFORMER | {"encoder_conf": encoder, "normalize": "utterance_mvn"}
     copy = tmp_path / "w"
-    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("voices", "twice"))
-    simulated.config_file(copy / "c.yaml", model=model, training=training)
+    people(copy / "train", 4 * PARTS)
+    shutil.copytree(root / "tokens", copy / "tokens")
+    simulated.config_file(copy / "c.yaml", model=model, training=TRAINING)
     base = begin(copy, copy / "base", 1)
     how = {"rank": 2, "targets": ["*linear_q", "*linear_v"], "combine": "svd"}
-    simulated.config_file(copy / "c.yaml", model=model | {"adapt": how}, training=training)
+    simulated.config_file(copy / "c.yaml", model=model | {"adapt": how}, training=TRAINING)
     state = load_file(base / "init.safetensors")
     save_file(
         state | load_file(base / "round_0002" / "global.safetensors"), copy / "whole.safetensors"
     )
     start = ("--start", copy / "whole.safetensors")
-    path = begin(copy, copy / "adapted", 5, *start, rounds=2)
+    path = begin(copy, copy / "adapted", 2, *start, rounds=2)
     # Of any four clients, two are of different people.
     options = Updates(each=2, shadows=1, references=4)
     world = World(Federation(path), 2, options, 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import asr_world
@@ -97,10 +98,16 @@ def breaches(client: str, there: Seen, absent: Seen) -> set[str]:
     return found
 
 
+@pytest.fixture(scope="module")
+def whole(root):
+    """Return a function of a setting's name: a first round of all clients, run once for each."""
+    return cache(lambda name: first_round(root, root / f"there {name}", *SETTINGS[name]))
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("client", CHOSEN)
-def test_neighbours_differ_by_one_clipped_change(root, packed, tmp_path, client, name):
-    there = first_round(root, tmp_path / "there", *SETTINGS[name])
+def test_neighbours_differ_by_one_clipped_change(root, packed, whole, tmp_path, client, name):
+    there = whole(name)
     absent = first_round(root, tmp_path / "absent", *SETTINGS[name], train=packed[client])
     assert set(there.messages) == set(CLIENTS)
     assert breaches(client, there, absent) == set()
@@ -131,7 +138,7 @@ def head(root) -> tuple[str, ...]:
 def test_a_head_of_a_random_client_with_jobs_and_a_kill_between(root, head, tmp_path):
     client = CLIENTS[commit_seed() % len(CLIENTS)]
     train = world.without(root / "train", tmp_path / "others", client)
-    there = first_round(root, tmp_path / "there", *head, jobs=2)
+    there = first_round(root, tmp_path / "there", *head)
     path = tmp_path / "absent"
     world.begin(root, path, *QUIET, *head, train=train)
     inside("sample", path, "--nj", "2").ok()
@@ -145,8 +152,8 @@ def test_a_head_of_a_random_client_with_jobs_and_a_kill_between(root, head, tmp_
     assert breaches(client, there, absent) == set()
 
 
-def test_jobs_change_no_message(root, tmp_path):
-    one, two = (first_round(root, tmp_path / str(jobs), jobs=jobs) for jobs in (1, 2))
+def test_jobs_change_no_message(root, whole, tmp_path):
+    one, two = whole("sgd"), first_round(root, tmp_path / "two", jobs=2)
     assert one.messages.keys() == two.messages.keys()
     for client, tensors in one.messages.items():
         assert np.array_equal(vector(tensors), vector(two.messages[client]))
@@ -260,7 +267,7 @@ def speech(tmp_path_factory) -> Path:
     return root
 
 
-def of_speech(speech: Path, path: Path, train: str, *more: str | Path) -> dict:
+def init_speech(speech: Path, path: Path, train: str, *more: str | Path) -> None:
     quiet = [word for setting in QUIET for word in ("--set", setting)]
     inside(
         *("init", path, "--config", speech / "plain.yaml", "--method", "dpfedavg"),
@@ -274,6 +281,10 @@ def of_speech(speech: Path, path: Path, train: str, *more: str | Path) -> dict:
             *more,
         ),
     ).ok()
+
+
+def of_speech(speech: Path, path: Path, train: str, *more: str | Path) -> dict:
+    init_speech(speech, path, train, *more)
     inside("rounds", path, "--to", "1").ok()
     return rows_of(path)
 
@@ -282,7 +293,7 @@ def of_speech(speech: Path, path: Path, train: str, *more: str | Path) -> dict:
 def test_neighbours_of_speech_recognition(speech, tmp_path, adapted):
     more = ()
     if adapted:
-        of_speech(speech, tmp_path / "base", "train")
+        init_speech(speech, tmp_path / "base", "train")
         adapt = "{rank: 1, targets: ['*linear_q', '*linear_v'], combine: fixed_a}"
         start = tmp_path / "base" / "init.safetensors"
         more = ("--start", start, "--set", f"model.adapt={adapt}")

@@ -163,7 +163,8 @@ def test_all_attacks(world: Path, tmp_path: Path, kind: str):
         inside("attack", "a1", tmp_path, tmp_path, *options).ok()
         rows = read_tsv(tmp_path / "a1.tsv", COLUMNS)
         assert {(row["targets"], row["others"]) for row in rows} == {("3", "12")}
-    inside("attack", "membership", path, tmp_path, "--round", 1, "--each", 2, *options).ok()
+    few = ("--round", 1, "--each", 2, "--references", 2, "--shadows", 1)
+    inside("attack", "membership", path, tmp_path, *few, *options).ok()
     rows = read_tsv(tmp_path / "membership.tsv", None)
     assert {row["score"] for row in rows} == {"loss", "gradient", "audio"}
     no_features = inside("attack", "features", path, tmp_path / "features")
