@@ -34,7 +34,7 @@ CONFIG = {
         "optim_conf": {"lr": 0.003},
         "batch_bins": 8000,
         "num_threads": 1,
-        "save_interval_steps": 2,
+        "save_interval_steps": 1000,
     },
 }
 

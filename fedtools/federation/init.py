@@ -60,7 +60,8 @@ FIRST = "round_0001/global.safetensors"
 _NOT_IN_CONFIG = ("method", "seed", "start", "data", "clients", "defaults")
 # Other sections of recipe files: variants of the options, and options of other commands.
 _SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", *SECTIONS)
-_SECTIONS += ("decode", "a1", "a2", "updates", "features", "nnlm", "tuning", "sweeps", "grid")
+_SECTIONS += ("decode", "a1", "a2", "weights", "updates", "features", "inversion")
+_SECTIONS += ("nnlm", "tuning", "sweeps", "grid")
 
 
 def init(
