@@ -115,7 +115,7 @@ def preload(names: Iterable[str]) -> None:
     for name in names:
         importlib.import_module(name)
     # Its plugins are looked for once, in the metadata of all packages.
-    sys.modules["pydantic.plugin._loader"].get_plugins()
+    importlib.import_module("pydantic.plugin._loader").get_plugins()
     keep_code("torch" in sys.modules)
     # What packages undo at the exit of a process that is about to end.
     for finalizer in tuple(weakref.finalize._registry):
