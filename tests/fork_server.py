@@ -120,13 +120,6 @@ def preload(names: Iterable[str]) -> None:
     # What packages undo at the exit of a process that is about to end.
     for finalizer in tuple(weakref.finalize._registry):
         finalizer.atexit = False
-    atexit._clear()
-    for function in (logging.shutdown, multiprocessing.util._exit_function):
-        atexit.register(function)
-    atexit.register(weakref.finalize._exitfunc)
-    # Folders that were not there; of those that were, a finder notices changes.
-    for entry in [one for one, finder in sys.path_importer_cache.items() if finder is None]:
-        del sys.path_importer_cache[entry]
     # A collection in a child would write to, and so copy, every page of these objects.
     gc.collect()
     gc.freeze()
@@ -355,6 +348,14 @@ def start(path: str, owner: int, kind: str) -> None:
     # This file's folder is not on any program's path.
     sys.path[0] = ""
     preload(KINDS[kind])
+    # Of what runs at the exit of a fork, packages' part would touch much memory for nothing.
+    atexit._clear()
+    for function in (logging.shutdown, multiprocessing.util._exit_function):
+        atexit.register(function)
+    atexit.register(weakref.finalize._exitfunc)
+    # Folders that were not there; of those that were, a finder notices changes.
+    for entry in [one for one, finder in sys.path_importer_cache.items() if finder is None]:
+        del sys.path_importer_cache[entry]
     # What multiprocessing starts: the program beside the socket, which requests a fork.
     spawned = Path(path).with_name("bin") / "python3"
     importlib.import_module("multiprocessing.spawn").set_executable(str(spawned))
