@@ -12,7 +12,9 @@ import fcntl
 import gc
 import importlib
 import io
+import logging
 import marshal
+import multiprocessing.util
 import os
 import runpy
 import select
@@ -112,6 +114,8 @@ def preload(names: Iterable[str]) -> None:
     """Import modules once, for all forks; start no thread."""
     for name in names:
         importlib.import_module(name)
+    # Its plugins are looked for once, in the metadata of all packages.
+    importlib.import_module("pydantic.plugin._loader").get_plugins()
     keep_code("torch" in sys.modules)
     # What packages undo at the exit of a process that is about to end.
     for finalizer in tuple(weakref.finalize._registry):
@@ -252,7 +256,6 @@ def set_environment(environment: dict[bytes, bytes]) -> None:
         for found in (os.environb.get(b"PYTHONPATH", b""), environment.get(b"PYTHONPATH", b""))
     )
     sys.path[1:] = dict.fromkeys([*theirs, *(one for one in sys.path[1:] if one not in ours)])
-    sys.path_importer_cache.clear()
     os.environb.clear()
     os.environb.update(environment)
     time.tzset()
@@ -345,6 +348,14 @@ def start(path: str, owner: int, kind: str) -> None:
     # This file's folder is not on any program's path.
     sys.path[0] = ""
     preload(KINDS[kind])
+    # Of what runs at the exit of a fork, packages' part would touch much memory for nothing.
+    atexit._clear()
+    for function in (logging.shutdown, multiprocessing.util._exit_function):
+        atexit.register(function)
+    atexit.register(weakref.finalize._exitfunc)
+    # Folders that were not there; of those that were, a finder notices changes.
+    for entry in [one for one, finder in sys.path_importer_cache.items() if finder is None]:
+        del sys.path_importer_cache[entry]
     # What multiprocessing starts: the program beside the socket, which requests a fork.
     spawned = Path(path).with_name("bin") / "python3"
     importlib.import_module("multiprocessing.spawn").set_executable(str(spawned))

@@ -24,7 +24,7 @@ FEDTOOLS = """\
 exec {client} "${{{kind}:-torch}}" {fedtools} "$@"
 """
 # Scripts of recipes, `-c`, `-m fedtools`, and what multiprocessing spawns; everything else
-# is not forked. Scripts find packages without torch imported, except those that train.
+# is not forked. Scripts find packages without torch imported, except those that train or draw.
 PYTHON = """\
 #!/bin/sh
 case "$*" in
@@ -43,7 +43,7 @@ esac
 case "$1 $2" in "-m fedtools") exec {client} "${{{kind}:-torch}}" "$@" ;; esac
 exec {python} "$@"
 """
-HEAVY = ("begin.py", "landscape.py", "price.py")
+HEAVY = ("arms.py", "begin.py", "landscape.py", "plot_clients.py", "price.py", "report.py")
 
 
 def make_folder(owner: int) -> Path:

@@ -6,14 +6,13 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import keyword_world
 import pytest
 import small_recipe
-from conftest import contents, inside, run
+from conftest import contents, fedtools, inside, run, start
 from forked import forked
 
 from fedtools.exchange import commands
@@ -187,8 +186,8 @@ fedtools.cli.main()
 def test_a_killed_command_is_listed_once_and_the_file_is_whole(made):
     """Killed before and after it is written: the next run lists what there is to list."""
     for number, commands_listed in ((1, 1), (3, 2), (3, 2)):
-        words = [sys.executable, "-c", KILLED, str(number), "rounds", str(made)]
-        assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
+        killed = run(sys.executable, "-c", KILLED, str(number), "rounds", made)
+        assert killed.code == -signal.SIGKILL
         assert len(listed(made)) == commands_listed
     inside("rounds", made).ok()
     assert listed(made)[1:] == [["rounds"]]
@@ -196,10 +195,7 @@ def test_a_killed_command_is_listed_once_and_the_file_is_whole(made):
 
 def test_all_ranks_of_a_run_list_it_once(made):
     words = [sys.executable, "-m", "fedtools", "rounds", str(made), "--evaluate", "test"]
-    ranks = [
-        subprocess.Popen(words, env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"})
-        for rank in range(2)
-    ]
+    ranks = [start(*words, env={"RANK": str(rank), "WORLD_SIZE": "2"}) for rank in range(2)]
     assert [rank.wait() for rank in ranks] == [0, 0]
     assert listed(made)[1:] == [["rounds", "--evaluate", "test"]]
 
@@ -229,9 +225,9 @@ def test_experiments_that_no_command_began_have_no_list(world, made, tmp_path):
 def test_names_that_are_no_utf8_are_listed_as_they_are(world, tmp_path):
     name = os.fsdecode(bytes(tmp_path) + b"/\xff")
     init = ("init", name, "--config", world / "config.yaml", "--method", "fedavg")
-    words = [sys.executable, "-m", "fedtools", *init, "--data", f"train={world / 'train'}"]
-    done = subprocess.run([*map(str, words)], capture_output=True, check=False)
-    if done.returncode == 0:
+    data = ("--data", f"train={world / 'train'}")
+    done = fedtools(*init, *data, errors="surrogateescape")
+    if done.code == 0:
         assert os.fsencode(shlex.quote(name)) in Path(name, "commands.sh").read_bytes()
     else:
-        assert done.returncode == 1 and done.stderr.count(b"\n") == 1
+        done.fails(1)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import counts
 import pytest
-from commands import ROOT, Result, run
+from commands import Result, run
+from small_recipe import make_recipe
 
 # Seconds of a unit of two clients. Four clients take part in every round but the first, in which
 # all seven do.
@@ -95,10 +96,8 @@ echo "all are trained"
 def test_a_recipe_prices_what_it_would_train(tmp_path):
     """Two seeds are begun, one of them is timed, and neither is trained."""
     world = counts.make_world(tmp_path)
-    # The recipe's own environment has fedtools, and jobs start it by its name.
     env = {"FEDTOOLS_PATH": str(world / "plugin"), "SLOW": str(PAIR)}
-    env |= {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
-    recipe = ROOT / "egs/tedlium3/attack1"
+    recipe = make_recipe(tmp_path / "a recipe", world)
     told = run("bash", "-c", PRICE, recipe, world, env=env).ok().out
     begun, one, total = told.splitlines()
     assert begun.startswith(f"    fedtools init {world}/exp/a/seed0 --config ")

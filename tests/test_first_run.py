@@ -44,7 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     (recipe / "short.yaml").write_text(yaml.safe_dump(config))
     whisper = save_whisper(folder / "whisper", encoder_layers=1)
     options = ["--config", "short.yaml", "--pretrained", str(whisper), "--server_clips", "5 9"]
-    return recipe, start(recipe, *options, "--seeds", "0 1").ok()
+    return recipe, start(recipe, *options, "--seeds", "0").ok()
 
 
 def test_rows_of_the_table(finished):
@@ -76,19 +76,18 @@ def test_experiments_and_their_data(finished):
     assert names["server5"] < names["server9"] < names["valid"]
     assert not names["valid"] & names["train"] and not names["test"] & names["train"]
     for row in rows:
-        for seed in (0, 1):
-            config = yaml.safe_load((exp / row / f"seed{seed}/config.yaml").read_text())
-            _, _, clips = row.partition("=")
-            train = f"server{clips}" if clips else "train"
-            assert config["data"]["train"] == f"dump/first-short/words/{train}"
-            assert config["data"]["test"] == "dump/first-short/words/test"
+        config = yaml.safe_load((exp / row / "seed0/config.yaml").read_text())
+        _, _, clips = row.partition("=")
+        train = f"server{clips}" if clips else "train"
+        assert config["data"]["train"] == f"dump/first-short/words/{train}"
+        assert config["data"]["test"] == "dump/first-short/words/test"
     # One experiment computes the encoder's outputs, and the others wait for it.
     lines = [
         line.split("\t")[:3]
         for line in (recipe / "exp/first-short/experiments").read_text().splitlines()
     ]
     first = "exp/first-short/words/head/centralized/seed0"
-    assert lines[0] == ["1", first, "-"] and len(lines) == 12
+    assert lines[0] == ["1", first, "-"] and len(lines) == 6
     assert {(wave, awaited) for wave, _, awaited in lines[1:]} == {("2", first)}
     clients = {row["client"] for row in ledger(exp / "fedavg/seed0")} - {"-"}
     assert len(clients) == SPEAKERS["train"]
@@ -100,8 +99,8 @@ def test_more_servers_of_the_same_run(finished):
     exp = recipe / "exp/first-short/words/head"
     before = {path: path.stat().st_mtime_ns for path in exp.rglob("global.safetensors")}
     whisper = recipe.parents[3] / "whisper"
-    options = ["--config", "short.yaml", "--pretrained", str(whisper), "--seeds", "0 1"]
-    start(recipe, *options, "--server_clips", "5 9 16").ok()
+    options = ["--config", "short.yaml", "--pretrained", str(whisper), "--seeds", "0"]
+    start(recipe, *options, "--server_clips", "5 9 16", "--stop_stage", "4").ok()
     after = {path: path.stat().st_mtime_ns for path in exp.rglob("global.safetensors")}
     assert before.items() <= after.items()
     assert {path.parents[2].name for path in after.keys() - before.keys()} == {

@@ -21,7 +21,7 @@ from fedtools.methods.fmp import FMP
 from fedtools.privacy.key import read_key
 from fedtools.privacy.releases import Releases
 
-T, SPAN = 5, 100.0
+T, SPAN = 3, 100.0
 EVEN, CLOCK = {}, {"groups": "clock", "span": SPAN}
 ALL, POISSON = {}, {"clients_per_round": 0.4, "sampling": "poisson"}
 # In C order, which differs from a dictionary's.
@@ -43,13 +43,15 @@ def key(tmp_path, monkeypatch) -> Path:
     return path
 
 
-def federation(stream: Path, path: Path, sampling: dict, options: dict) -> list[np.ndarray]:
+def federation(
+    stream: Path, path: Path, sampling: dict, options: dict, jobs: int = 1
+) -> list[np.ndarray]:
     """Run a federation's T rounds on disk; return the sent states, including the next."""
     config = {"task": "rescore", "rounds": T, "method_conf": options, **sampling}
     path.with_suffix(".yaml").write_text(yaml.safe_dump(config))
     arguments = ("--config", path.with_suffix(".yaml"), "--method", "fmp")
     inside("init", path, *arguments, "--data", f"train={stream}").ok()
-    inside("rounds", path, "--nj", 2).ok()
+    inside("rounds", path, "--nj", jobs).ok()
     names = [f"round_{number:04d}/global.safetensors" for number in range(1, T + 2)]
     return [load_file(path / name)["counts"] for name in names]
 
@@ -110,7 +112,7 @@ def added_up(values) -> float:
 @pytest.mark.parametrize("sends", ["cumulative", "increments"])
 def test_the_order_of_sums(stream, tmp_path, sends):
     """Words at a client and clients at the server are added in order, by Python's additions."""
-    on_disk = federation(stream, tmp_path / "exp", ALL, {"sends": sends, "sigma": 5.0})
+    on_disk = federation(stream, tmp_path / "exp", ALL, {"sends": sends, "sigma": 5.0}, 2)
     lists: dict[str, list[list[str]]] = {}
     for line in (stream / "nbest.tsv").read_text().splitlines():
         name, *_, words = line.split("\t")

@@ -52,15 +52,16 @@ NAMES = ("networks", "methods", "variants", "tasks", "tuning", "sweeps")
 RIGHT: set[str] = set()
 
 
-def check(path: Path, build: bool, place: tuple) -> None:
-    """Check a place's section, like the commands that read it."""
-    content = read_yaml(path)
+def check(path: Path, content: dict, build: bool, place: tuple) -> None:
+    """Check a place's section of a file with this content, like the commands that read it."""
     plain = "fmp" if content.get("task") == "rescore" else "fedavg"
     method = place[1] if place[0] == "methods" else plain
     network = place[1] if place[0] == "networks" else next(iter(content.get("networks") or {}), "")
-    # Overridden values are checked without the section, too.
-    for sections in ([], ["baseline?"], [f"networks.{network}?", f"methods.{method}?"]):
-        check_experiment(read_config(path, sections, []), method, path, build)
+    # Values outside of a section are checked without it, since it would override them.
+    sections = ["baseline?"] if place[0] == "baseline" else []
+    if place[0] in ("networks", "methods"):
+        sections = [f"networks.{network}?", f"methods.{method}?"]
+    check_experiment(read_config(path, sections, []), method, path, build)
     if place[0] == "tasks":
         check_experiment(read_config(path, [".".join(place[:3])], []), place[2], path, build)
     if place[0] == "variants":
@@ -161,13 +162,14 @@ def test_one_slip_in_a_recipe_is_told_in_one_line(path, tmp_path):
         # What is read for a place depends on three keys at most.
         if place[:3] not in right:
             file.write_text(path.read_text())
-            check(file, small, place)
+            check(file, content, small, place)
             right.add(place[:3])
         for kind, name, other in (("typo", key + key[-1], value), ("type", key, wrong(value))):
             # JSON is YAML, and takes a hundredth of the time to write.
-            file.write_text(json.dumps(changed(content, place, name, other), indent=1))
+            slipped = changed(content, place, name, other)
+            file.write_text(json.dumps(slipped, indent=1))
             try:
-                check(file, small, place)
+                check(file, slipped, small, place)
             except UserError as error:
                 said = str(error)
                 # A method that expects a missing option names it, too.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import os
 import sys
 from pathlib import Path
 
@@ -64,17 +66,22 @@ def begun(tmp_path_factory) -> tuple[Path, dict[str, str]]:
     root = tmp_path_factory.mktemp("own")
     for name, text in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+        write(root / name, text)
     keywords.pack(root / "train", {"c0": [3, 2, 1, 4], "c1": [1, 2, 3, 4]})
     model = {"network": "mynet", "network_conf": {"norm": "group"}}
     keywords.config_file(root / "c.yaml", model=model, rounds=9, clients_per_round=2)
     environment = {"FEDTOOLS_PATH": str(root / "plug"), "PYTHONPATH": python_path(root / "python")}
-    # Files are changed, and changed back, within a second, by which Python tells compiled ones.
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
     words = "init", root / "exp", "--config", root / "c.yaml", "--method", "mymethod"
     fedtools(*words, "--data", f"train={root / 'train'}", env=environment).ok()
     fedtools("rounds", root / "exp", "--to", "1", env=environment).ok()
     return root, environment
+
+
+def write(file: Path, text: str, seconds=itertools.count(1)) -> None:
+    """Write a module with a time of its own: by whole seconds Python tells compiled ones."""
+    file.write_text(text)
+    at = next(seconds)
+    os.utime(file, (at, at))
 
 
 def python_path(*folders: Path) -> str:
@@ -118,17 +125,17 @@ def test_a_change_between_rounds_is_refused(begun, name, old, new):
     file = root / name
     assert old in file.read_text()
     try:
-        file.write_text(file.read_text().replace(old, new))
+        write(file, file.read_text().replace(old, new))
         for words in (("rounds", root / "exp"), ("train-local", root / "exp")):
             fedtools(*words, env=environment).fails(1, f"{name}: changed since {root}/exp began")
     finally:
-        file.write_text(FILES[name])
+        write(file, FILES[name])
 
 
 def test_the_same_code_elsewhere_goes_on(begun):
     """A folder that moved, and a file that the experiment does not use."""
     root, environment = begun
-    (root / "plug/methods/unrelated.py").write_text("x = 2\n")
+    write(root / "plug/methods/unrelated.py", "x = 2\n")
     (root / "plug").rename(root / "moved")
     try:
         moved = environment | {"FEDTOOLS_PATH": str(root / "moved")}
@@ -150,7 +157,7 @@ def test_a_changed_default_is_refused_by_its_name(begun, tmp_path):
     file = root / "plug/methods/mymethod.py"
     try:
         for new, said in (("0.5", "is 0.5 now"), ("1.0\n    more: int = 2", None)):
-            file.write_text(METHOD.replace("part: float = 1.0", f"part: float = {new}"))
+            write(file, METHOD.replace("part: float = 1.0", f"part: float = {new}"))
             done = fedtools("rounds", exp, "--to", "3", env=environment)
             if said:
                 wanted = "the default of method_conf.part was 1.0 when the experiment began"
@@ -158,7 +165,7 @@ def test_a_changed_default_is_refused_by_its_name(begun, tmp_path):
             else:
                 done.ok()
     finally:
-        file.write_text(METHOD)
+        write(file, METHOD)
 
 
 def test_the_version_of_an_installed_plugin_is_recorded(begun, tmp_path):

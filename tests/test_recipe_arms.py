@@ -184,7 +184,8 @@ def test_arms_that_are_refused(recipe):
     call(recipe, *options, "--arms", "near wide").fails(2, "'wide'")
     call(recipe, "--tag", "other", "--arms", "near").fails(2, "--background")
     call(recipe, "--tag", "other", "--am_seed", "0").fails(2, "--am_seed needs --arms")
-    call(recipe, "--tag", "other", "--lm_text", "background").fails(2, "give --background")
+    text = ("--lm_text", "background", "--stop_stage", "0")
+    call(recipe, "--tag", "other", *text).fails(2, "give --background")
 
 
 def test_text_of_chat(tmp_path):

@@ -11,6 +11,7 @@ import yaml
 from asr_checkout import TINY, command, make_checkout
 from asr_world import table
 from conftest import run
+from scripts import program
 
 EXTRACTOR = ["encoder.embed.*", "encoder.encoders.0.*"]
 
@@ -111,26 +112,37 @@ def test_a_page_of_another_name_has_the_pictures_of_earlier_stages(labelled, tmp
     assert not stale.exists()
 
 
-def test_tables_have_their_systems(tmp_path):
+def test_tables_have_their_systems(tmp_path, monkeypatch):
+    """Those of both tables are listed, and those of table 2 are run to their report."""
     recipe = checkout(tmp_path)
-    more = ("--labels", "transcripts", "--tables", "2 4", "--speeds", "")
-    exp = run_with(recipe, "--methods", "fedextract", *more)
-    systems = {path.name for path in exp.iterdir() if (path / "seed3").is_dir()}
-    ablations = {"decouplefl", "decouplefl+no_stage1", "decouplefl+no_stage2", "joint"}
-    ours = {f"{name}+transcripts" for name in ("fedextract", *ablations)}
+    more = ("--methods", "fedextract", "--labels", "transcripts", "--speeds", "")
+    exp = run_with(recipe, *more, "--tables", "2 4", "--stop_stage", "4")
+    lines = (exp / "experiments").read_text().splitlines()
+    systems = {Path(line.split("\t")[1]).parent.name for line in lines}
+    ablations = ("decouplefl", "decouplefl+no_stage1", "decouplefl+no_stage2", "joint")
+    ablations = tuple(f"{name}+transcripts" for name in ablations)
     # The configuration's labels are a teacher's: no variant of them, nor a second training.
-    assert systems == {"baseline", "centralized", "centralized+fixed"} | ours
+    of_table_2 = {"baseline", "centralized", "centralized+fixed", "fedextract+transcripts"}
+    assert systems == of_table_2 | set(ablations) and len(lines) == 8
+    run_with(recipe, *more, "--tables", "2", "--stage", "5")
+    assert {path.name for path in exp.iterdir() if (path / "seed3").is_dir()} == of_table_2
     page = (exp / "RESULTS.md").read_text()
-    assert f"models are trained on their transcripts. {STAGE_2}" in page
+    assert "models are trained on their transcripts." in page and STAGE_2 not in page
     _, _, after = page.partition("table 2 of Zhu et al.")
-    after, _, last = after.partition("table 4 of Zhu et al.")
     rows = [line.split("|")[1].strip() for line in after.splitlines() if line.startswith("| ")]
     assert rows[1:4] == ["Baseline", "Centralized, fixed", "Centralized, continuous"]
-    rows = [line.split("|")[1].strip() for line in last.splitlines() if line.startswith("| ")]
-    assert rows[1:6] == [
-        "Baseline", "DecoupleFL", "DecoupleFL, no stage1", "DecoupleFL, no stage2",
-        "DecoupleFL - decouple",
-    ]  # fmt: skip
+    # What the report is told of table 4; `{}` is the method's title.
+    monkeypatch.chdir(recipe)
+    monkeypatch.setenv("PATH", command(recipe)[1]["PATH"])
+    chosen = ("--exp", "exp/fake", "--config", "tiny.yaml", "--seeds", "3", *more[:4])
+    told = program("local/commonvoice/rows.py", "--pictures", "x", *chosen, "--tables", "2 4").ok()
+    assert f"models are trained on their transcripts. {STAGE_2}" in told.out
+    named = re.findall(r"^--also\ntable 4 of Zhu et al\.=(.*)=(.*)$", told.out, re.M)
+    names = ("Baseline", "{}", "{}, no stage1", "{}, no stage2", "{}")
+    folders = [f"exp/fake/{name}/seed3" for name in ("baseline", *ablations)]
+    scored = [f"{folder}:{folder}/decode_test" for folder in folders]
+    scored[0] = scored[0].removeprefix(folders[0])
+    assert named == list(zip(names, scored, strict=True))
 
 
 def test_speakers_as_clients_and_newcomers(tmp_path):
@@ -172,6 +184,19 @@ UNSENT = "no system of --methods and --tables sends features (DecoupleFL does)"
 ALONE = "--clients speaker: a client of one speaker has no other speaker to be invariant to"
 
 
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory) -> Path:
+    return checkout(tmp_path_factory.mktemp("untrained"))
+
+
+@pytest.fixture
+def refusing(untrained, monkeypatch) -> Path:
+    """Return a recipe's folder, which is the current one, with its programs."""
+    monkeypatch.chdir(untrained)
+    monkeypatch.setenv("PATH", command(untrained)[1]["PATH"])
+    return untrained
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -209,6 +234,27 @@ ALONE = "--clients speaker: a client of one speaker has no other speaker to be i
         ),
     ],
 )
-def test_options_that_would_change_nothing_are_refused(tmp_path, options, said):
-    words, environment = command(checkout(tmp_path), *options)
-    run(*words, env=environment).fails(2, said)
+def test_options_that_would_change_nothing_are_refused(refusing, options, said):
+    """By the program that lists the experiments, in which the recipe puts its options."""
+    chosen = {"--exp": "exp/fake", "--config": "tiny.yaml", "--seeds": "3", "--sit": "false"}
+    chosen |= {"--methods": "fedavg", "--clients": "accent", "--newcomer-seconds": "60"}
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    chosen |= {name.replace("_", "-"): value for name, value in given.items()}
+    words = (word for pair in chosen.items() for word in pair)
+    result = program("local/commonvoice/experiments.py", "all", *words).fails(2, "run.sh: ", said)
+    assert result.out == "" and result.err.count("\n") == 1
+
+
+def test_the_recipe_ends_with_what_its_list_refuses(refusing):
+    """Before its first stage; no option is lost on the way."""
+    words, environment = command(refusing, "--methods", "fedavg decouplefl+server_transcripts")
+    for more, said in (
+        (("--labels", "fixed"), "has no transcripts for server_transcripts"),
+        (("--newcomer_seconds", "1m"), "'1m' is not a number of at least 0.1"),
+        ((*SPEAKERS, "--sit", "true"), ALONE),
+        ((*SPEAKERS, "--tables", "4"), "holds every client's model in memory"),
+        (("--methods", "fedavg joint", "--attacks", "true"), f"--attacks true: {UNSENT}"),
+        (("--methods", "fedavg client", "--extractor", "cnn"), "has an extractor"),
+    ):
+        run(*words, *more, env=environment).fails(2, said)
+    assert not (refusing / "data").exists()

@@ -590,26 +590,26 @@ def test_mini_corpus_segments_hold_the_sentences(mini_corpus):
 def test_mini_corpus_of_other_sizes(tmp_path):
     """Persons, talks and seconds are as requested; two models of each talk have full length."""
     pytest.importorskip("espeakng_loader")
-    sizes = ("--speakers", "12", "--talks", "2", "--channels", "2", "--seconds", "16")
+    sizes = ("--speakers", "6", "--talks", "2", "--channels", "2", "--seconds", "16")
     scripts.program(MINI, tmp_path, *sizes).ok()
     talks = [path.stem for path in (tmp_path / "TEDLIUM_release-mini/data/sph").iterdir()]
     persons = Counter(talk.partition("_")[0] for talk in talks)
-    assert len(persons) == 12 and set(persons.values()) == {2}
+    assert len(persons) == 6 and set(persons.values()) == {2}
     out = tmp_path / "data"
-    options = ("--partition", "legacy", "--seconds-per-model", "16", "--speakers", "4,4,4")
+    options = ("--partition", "legacy", "--seconds-per-model", "16", "--speakers", "2,2,2")
     prepare(tmp_path / "TEDLIUM_release-mini", out, *options, "--models-of", "talk").ok()
     validate(out)
     rows = read_tsv(out / "models.tsv", None)
     by_talk = Counter((row["speaker"], row["talks"]) for row in rows)
-    assert len(by_talk) == 16 and set(by_talk.values()) == {2}
+    assert len(by_talk) == 8 and set(by_talk.values()) == {2}
     assert {row["model"].rpartition("-")[2] for row in rows} == {"m1", "m2", "m3", "m4"}
     assert all(12 <= float(row["seconds"]) <= 20 for row in rows)
     report = (out / "partition.txt").read_text()
-    assert "of 24 target pairs, 8 share a talk" in report
+    assert "of 12 target pairs, 4 share a talk" in report
     # By default each speaker has two, of two talks.
     prepare(tmp_path / "TEDLIUM_release-mini", out, *options).ok()
     rows = read_tsv(out / "models.tsv", None)
-    assert len({(row["speaker"], row["talks"]) for row in rows}) == len(rows) == 16
+    assert len({(row["speaker"], row["talks"]) for row in rows}) == len(rows) == 8
     for option, told in (
         ("--speakers", "there are names for only 656"),
         ("--talks", "years for only 80"),
