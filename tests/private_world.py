@@ -32,14 +32,14 @@ CONFIG = keywords.CONFIG | {
 STEPS = 1 << 20
 
 
-def make_world(root: Path) -> Path:
+def make_world(root: Path, length: int = 5600) -> Path:
     """Make packed clips, with client-dependent shares of classes, a list and a configuration."""
     random = np.random.default_rng(0)
     for split, sizes in (("train", SIZES), ("test", [20, 20])):
         shares = random.dirichlet([1.0] * len(keywords.CLASSES), len(sizes))
         counts = map(random.multinomial, sizes, shares)
         names = CLIENTS if split == "train" else ["8e8", "9e9"]
-        keywords.pack(root / split, dict(zip(names, counts, strict=False)))
+        keywords.pack(root / split, dict(zip(names, counts, strict=False)), length=length)
     (root / "clients").write_text("".join(f"{name}\n" for name in CLIENTS))
     keywords.config_file(root / "config.yaml", **CONFIG)
     return root

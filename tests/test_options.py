@@ -223,6 +223,13 @@ def test_recipes_take_what_their_options_leave_open(tmp_path):
     assert ended.code == 1 and ended.out == "" and "none.yaml: cannot be read" in ended.err
 
 
+def test_an_experiment_begins_with_any_section_of_a_recipe(tmp_path):
+    """All sections that `fedtools options` lists; most are for other commands."""
+    file = tmp_path / "c.yaml"
+    for name in (*attacks.SECTIONS, *SECTIONS):
+        read_options({"task": "kws", "rounds": 1, name: {}}, file, "fedavg", 0, None, {})
+
+
 def test_attacks_read_their_options_first(cli, tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("a1:\n  alpa: [1, 10]\na2:\n  width: true\n")
