@@ -26,13 +26,13 @@ CONFIG = keywords.CONFIG | {
 }
 
 
-def make_world(root: Path) -> Path:
+def make_world(root: Path, length: int = 5600) -> Path:
     """Make packed clips, with client-dependent shares of classes, and a configuration."""
     random = np.random.default_rng(0)
     for split, sizes in (("train", SIZES), ("test", [20, 20])):
         shares = random.dirichlet([1.0] * len(keywords.CLASSES), len(sizes))
         counts = map(random.multinomial, sizes, shares)
-        keywords.pack(root / split, dict(zip(CLIENTS, counts, strict=False)))
+        keywords.pack(root / split, dict(zip(CLIENTS, counts, strict=False)), length=length)
     keywords.config_file(root / "config.yaml", **CONFIG)
     return root
 

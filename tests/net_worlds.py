@@ -23,14 +23,16 @@ def _asr(world: Path) -> None:
     simulated.data_dir(world / "train", clients, 4)
     simulated.data_dir(world / "valid", clients, 2, seed=1)
     simulated.data_dir(world / "new", ["nz", "sa"], 4, seed=2)
-    simulated.config_file(world / "config.yaml", rounds=3, clients_per_round=2)
+    saved = simulated.CONFIG["training"] | {"save_interval_steps": 2}
+    changed = {"rounds": 3, "clients_per_round": 2, "training": saved}
+    simulated.config_file(world / "config.yaml", **changed)
 
 
 def _kws(world: Path) -> None:
     import keyword_world
     import keywords
 
-    keyword_world.make_world(made(world))
+    keyword_world.make_world(made(world), 16000)
     (world / "valid").symlink_to("test")
     changed = {"rounds": 2, "evaluate_every": 1, "clients_per_round": 4, "keep_updates": True}
     keywords.config_file(world / "config.yaml", **keyword_world.CONFIG | changed)
@@ -89,7 +91,9 @@ def _clips(world: Path) -> None:
     from pretrained_models import save_whisper
 
     save_whisper(world / "model")
-    keywords.pack(world / "train", dict.fromkeys(["ann", "bob", "cat", "dan"], (2, 1, 2, 1)))
+    keywords.pack(
+        world / "train", dict.fromkeys(["ann", "bob", "cat", "dan"], (2, 1, 2, 1)), length=16000
+    )
     training = {"optim": "sgd", "optim_conf": {"lr": 0.05}, "batch_size": 2, "stack": 1}
     config = {
         "task": "kws",
@@ -112,7 +116,8 @@ def _voices(world: Path) -> None:
     simulated.data_dir(world / "indicator", ["xen", "yan"], 2, seed=5)
     encoder = {"output_size": 12, "contexts": [1, 1, 3, 3]}
     model = {"input_size": simulated.BINS, "encoder": "tdnn", "encoder_conf": encoder}
-    simulated.config_file(world / "config.yaml", model=model, rounds=2)
+    saved = simulated.CONFIG["training"] | {"save_interval_steps": 2}
+    simulated.config_file(world / "config.yaml", model=model, rounds=2, training=saved)
 
 
 # Of the state of a model that nothing was trained in, adapters make as much as of any other.
