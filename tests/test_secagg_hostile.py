@@ -381,17 +381,63 @@ def test_neighbours_without_keys_have_no_shares():
 
 
 def test_promises_are_kept_in_order():
-    session, kept = session_of(), Promises()
+    in_order(lambda kept=Promises(): kept)
+
+
+def test_promises_outlive_the_process_that_made_them(tmp_path):
+    """Each use is of a process of its own, as another one may have signed meanwhile."""
+    path = tmp_path / "promises.tsv"
+    in_order(lambda: Promises(path))
+    session = session_of()
+    for label, number, signed_there in (("exp", 3, True), ("exp", 4, False), ("new", 3, False)):
+        assert Promises(path).signed(label, number) == signed_there
+    closed = Promises(path)
+    assert "unmasked before" in one_line(closed.check, session)
+    # A digest of 32 zeros: of the attempt, and of the list.
+    row = path.read_text().splitlines()[1].split("\t")
+    assert row == ["exp", "3", session.digest.hex(), bytes(32).hex(), "yes"]
+    # One process, which has read the file before another signs.
+    early, attempt = Promises(path), again(session_of(round=5))
+    early.check(attempt)
+    Promises(path).sign(session_of(round=5), bytes(32))
+    assert "another attempt than 2 was signed" in one_line(early.sign, attempt, bytes(32))
+
+
+def in_order(process):
+    session = session_of()
     said = "in round 3 this list of survivors was not signed here"
-    assert one_line(kept.unmask, session, bytes(32)) == said
-    kept.sign(session, bytes(32))
-    kept.sign(session, bytes(32))
+    assert one_line(process().unmask, session, bytes(32)) == said
+    process().sign(session, bytes(32))
+    process().sign(session, bytes(32))
     said = "in round 3 another list of survivors was signed"
-    assert one_line(kept.sign, session, b"x" * 32) == said
-    assert "not signed here" in one_line(kept.unmask, session, b"x" * 32)
-    kept.check(session_of(label="other"))
-    kept.unmask(session, bytes(32))
-    assert "unmasked before" in one_line(kept.unmask, session, bytes(32))
+    assert one_line(process().sign, session, b"x" * 32) == said
+    assert "not signed here" in one_line(process().unmask, session, b"x" * 32)
+    process().check(session_of(label="other"))
+    process().unmask(session, bytes(32))
+    assert "unmasked before" in one_line(process().unmask, session, bytes(32))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("no\n", "maybe\n", "unmasked is 'maybe', neither yes nor no"),
+        ("no\n", "no", "the last line has no end"),
+        ("\t3\t", "\t-3\t", "round is '-3', not a whole number"),
+        ("\t6c6c6c", "\t6c6c6", "list is '6c"),
+        ("\t6c6c6c", "\t6c6c6G", "list is '6c6c6G"),
+        ("experiment\t", "", "the header is"),
+        ("exp\t", "exp\t\t", "6 fields, the header has 5"),
+    ],
+)
+def test_a_damaged_promise_is_no_missing_one(tmp_path, old, new, said):
+    path = tmp_path / "promises.tsv"
+    Promises(path).sign(session_of(), b"l" * 32)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    for ask in (Promises(path).check, lambda one: Promises(path).sign(one, b"l" * 32)):
+        assert said in one_line(ask, session_of())
+    assert path.read_text() == text.replace(old, new, 1)
 
 
 @pytest.mark.parametrize("point", [bytes(32), (1).to_bytes(32, "little")])

@@ -4,30 +4,59 @@ Training repeats byte for byte, so that a client has the same vector in every at
 some clients unmasked a sum over S, and others, in a second attempt, one over S without u, the
 difference would be u's vector. It is not enough that those who unmasked refuse: others, which had
 only signed, could make up the second sum. So a client is bound when it *signs*.
+
+A client's file has a row for each round, which is on the disk before what it promises leaves:
+
+    experiment  round  session  list  unmasked
+
+The digests of the attempt and of the list are in hexadecimal; the last field is "yes" or "no". A
+file that is lost, or put back from an older copy, loses promises: it belongs beside the client's
+key, and in no backup.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
 from fedtools.core.errors import UserError
-from fedtools.privacy.secagg.session import Session
+from fedtools.core.locks import lock
+from fedtools.core.tables import count, read_tsv, write_tsv
+from fedtools.privacy.secagg.session import DIGEST_BYTES, Session
+
+COLUMNS = ("experiment", "round", "session", "list", "unmasked")
+
+
+class _Promise(NamedTuple):
+    session: bytes
+    listed: bytes
+    unmasked: bool
 
 
 class Promises:
-    """The lists that a client has signed, and the rounds that it has unmasked; in memory."""
+    """The lists that a client has signed, and the rounds that it has unmasked.
 
-    def __init__(self) -> None:
-        self._signed: dict[tuple[str, int], bytes] = {}
-        self._unmasked = set[tuple[str, int]]()
+    Args:
+        path: the client's file, in a folder that exists; None keeps them in memory. Other processes
+            may use the same file.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._kept: dict[tuple[str, int], _Promise] = {}
 
     def check(self, session: Session) -> None:
         """Raise a `UserError` if another attempt at the round was signed, or it is closed."""
-        where = session.label, session.round
-        if where in self._unmasked:
-            raise UserError(f"round {session.round} was unmasked before, and is never again")
-        signed = self._signed.get(where)
-        if signed is not None and not signed.startswith(session.digest):
-            problem = f"in round {session.round} another attempt than {session.attempt} was signed"
-            raise UserError(problem, remedy="finish that one")
+        with self._held():
+            self._check(session)
+
+    def signed(self, label: str, round: int) -> bool:
+        """Return whether a list was signed in a round, which then is not done again."""
+        with self._held():
+            return (label, round) in self._kept
 
     def sign(self, session: Session, digest: bytes) -> None:
         """Bind the client to a list, before its signature leaves it.
@@ -38,10 +67,13 @@ class Promises:
         Raises:
             UserError: as in `check`, or if it has signed another list.
         """
-        self.check(session)
-        wanted = session.digest + digest
-        if self._signed.setdefault((session.label, session.round), wanted) != wanted:
-            raise UserError(f"in round {session.round} another list of survivors was signed")
+        with self._held():
+            before = self._check(session)
+            if before is None:
+                self._keep(session, _Promise(session.digest, digest, unmasked=False))
+            elif before.listed != digest:
+                problem = f"in round {session.round} another list of survivors was signed"
+                raise UserError(problem)
 
     def unmask(self, session: Session, digest: bytes) -> None:
         """Close a round, before anything of it is unmasked.
@@ -49,8 +81,77 @@ class Promises:
         Raises:
             UserError: as in `check`, or unless this list was signed.
         """
-        self.check(session)
-        where = session.label, session.round
-        if self._signed.get(where) != session.digest + digest:
-            raise UserError(f"in round {session.round} this list of survivors was not signed here")
-        self._unmasked.add(where)
+        with self._held():
+            before = self._check(session)
+            if before is None or before.listed != digest:
+                problem = f"in round {session.round} this list of survivors was not signed here"
+                raise UserError(problem)
+            self._keep(session, before._replace(unmasked=True))
+
+    def _check(self, session: Session) -> _Promise | None:
+        """Return what was signed in this attempt; raise a `UserError` as `check` does."""
+        before = self._kept.get((session.label, session.round))
+        if before is None:
+            return None
+        if before.unmasked:
+            raise UserError(f"round {session.round} was unmasked before, and is never again")
+        if before.session != session.digest:
+            problem = f"in round {session.round} another attempt than {session.attempt} was signed"
+            raise UserError(problem, remedy="finish that one")
+        return before
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the file, with what is in it now."""
+        if self._path is None:
+            yield
+            return
+        with lock(self._path.parent, self._path.name, wait=True):
+            self._kept = read_promises(self._path) if self._path.exists() else {}
+            yield
+
+    def _keep(self, session: Session, promise: _Promise) -> None:
+        self._kept[session.label, session.round] = promise
+        if self._path is not None:
+            rows = (
+                dict(zip(COLUMNS, (*where, *_fields(one)), strict=True))
+                for where, one in self._kept.items()
+            )
+            write_tsv(self._path, COLUMNS, rows)
+            # The file's new name is only on the disk when its folder is.
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+def read_promises(path: Path) -> dict[tuple[str, int], _Promise]:
+    """Return the promises in a file, by experiment and round.
+
+    Raises:
+        UserError: naming the line, if one is malformed: it might be one that must be kept.
+    """
+    found: dict[tuple[str, int], _Promise] = {}
+    for line, row in enumerate(read_tsv(path, COLUMNS), 2):
+        where = row["experiment"], count(row, "round", path, line)
+        if where in found:
+            raise UserError(f"round {where[1]} is duplicated", path=path, line=line)
+        session, listed = (_digest(row, name, path, line) for name in ("session", "list"))
+        if row["unmasked"] not in ("yes", "no"):
+            problem = f"unmasked is {row['unmasked'][:40]!r}, neither yes nor no"
+            raise UserError(problem, path=path, line=line)
+        found[where] = _Promise(session, listed, row["unmasked"] == "yes")
+    return found
+
+
+def _digest(row: Mapping[str, str], name: str, path: Path, line: int) -> bytes:
+    text = row[name]
+    if len(text) != 2 * DIGEST_BYTES or not {*text} <= {*"0123456789abcdef"}:
+        problem = f"{name} is {text[:70]!r}, not {2 * DIGEST_BYTES} hexadecimal digits"
+        raise UserError(problem, path=path, line=line)
+    return bytes.fromhex(text)
+
+
+def _fields(promise: _Promise) -> tuple[str, str, str]:
+    return promise.session.hex(), promise.listed.hex(), "yes" if promise.unmasked else "no"
