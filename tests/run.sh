@@ -2,7 +2,7 @@
 # Runs the tests; installs their requirements the first time. The last line is what they cost.
 #
 #   tests/run.sh                              the tests, but for those of LONG in conftest.py
-#   tests/run.sh --all                        all, as .ci/run does: 39 minutes on two cores
+#   tests/run.sh --all                        all, as .ci/run does: 30 minutes on two cores
 #   tests/run.sh tests/test_score.py -k wer   some; all arguments are passed to pytest
 set -euo pipefail
 [[ ${1-} != --help ]] || { sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0; }

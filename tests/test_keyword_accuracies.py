@@ -23,10 +23,10 @@ CORPUS = ("--section", "toy", "--corpus", "Toy", "--release", "1.0")
 def world(tmp_path_factory) -> Path:
     """Train FedAvg with two seeds, and a server on all clips, and score their test clips."""
     root = tmp_path_factory.mktemp("accuracies")
-    keywords.pack(root / "train", {f"a{n:02d}": [3] * 4 for n in range(6)})
-    keywords.pack(root / "test", {f"t{n:02d}": [0, 4, 4, 4] for n in range(11)})
+    keywords.pack(root / "train", {f"a{n:02d}": [3] * 4 for n in range(6)}, length=16000)
+    keywords.pack(root / "test", {f"t{n:02d}": [0, 4, 4, 4] for n in range(11)}, length=16000)
     # Two of the three test clips are of the training data.
-    keywords.pack(root / "seen", {"a00": [1, 0, 1, 0], "new": [0, 0, 0, 1]})
+    keywords.pack(root / "seen", {"a00": [1, 0, 1, 0], "new": [0, 0, 0, 1]}, length=16000)
     keywords.config_file(
         root / "config.yaml",
         rounds=ROUNDS,
