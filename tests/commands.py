@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from forked import KIND, forked, programs
 
 ROOT = Path(__file__).resolve().parent.parent
+# What a recipe that ran here has made, below egs/CORPUS/RECIPE.
+MADE = ("data", "downloads", "dump", "exp")
 
 
 @dataclass
@@ -96,6 +98,16 @@ def is_locked(folder: Path) -> bool:
 def fedtools(*arguments: str | Path, **how) -> Result:
     """Run `fedtools ...` in a process of its own."""
     return run(sys.executable, "-m", "fedtools", *arguments, **how)
+
+
+def sources(tops: Iterable[str], pattern: str) -> Iterator[Path]:
+    """Yield the checkout's own files below some folders, not those that its recipes have made."""
+    for top in tops:
+        for path in (ROOT / top).rglob(pattern):
+            parts = path.relative_to(ROOT).parts
+            made = parts[0] == "egs" and len(parts) > 3 and parts[3] in MADE
+            if path.is_file() and not made:
+                yield path
 
 
 def contents(paths: Iterable[Path]) -> dict[Path, bytes]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests; installs their requirements the first time. The last line is what they cost.
 #
-#   tests/run.sh                              the tests, but for those of LONG in conftest.py
+#   tests/run.sh                              the tests, but for those of LONG in conftest.py: 25 minutes
 #   tests/run.sh --all                        all, as .ci/run does: 30 minutes on two cores
 #   tests/run.sh tests/test_score.py -k wer   some; all arguments are passed to pytest
 set -euo pipefail

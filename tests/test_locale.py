@@ -8,13 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from commands import sources
 from conftest import ROOT, run
 
 SCRIPTS = sorted(
     path
-    for top in (".ci", "egs", "local", "tests", "utils")
-    for path in (ROOT / top).rglob("*")
-    if path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env bash")
+    for path in sources((".ci", "egs", "local", "tests", "utils"), "*")
+    if path.read_bytes().startswith(b"#!/usr/bin/env bash")
 )
 # A script's output with it, in any locale.
 PROBE = r"""

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import alive, wait_until
+from commands import alive, sources, wait_until
 from conftest import ROOT, Result, run, start
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,8 +120,7 @@ def test_help_is_printed(options):
 
 PARSING = sorted(
     str(path.relative_to(ROOT))
-    for top in ("egs", "local", "utils")
-    for path in (ROOT / top).rglob("*.sh")
+    for path in sources(("egs", "local", "utils"), "*.sh")
     if re.search(r"^\. .*/parse_options\.sh", path.read_text(), flags=re.M)
 )
 
@@ -668,9 +667,7 @@ def test_setup_refuses_what_it_cannot_use(tmp_path):
 
 # ------------------------------------------------------------------------------- all of them
 def test_every_shell_file_is_strict():
-    found = [
-        path for top in ("egs", "local", "tests", "utils") for path in (ROOT / top).rglob("*.sh")
-    ]
+    found = sources(("egs", "local", "tests", "utils"), "*.sh")
     names = sorted({str(path.resolve().relative_to(ROOT)) for path in found} | {".ci/run"})
     assert {"utils/setup.sh", "utils/parse_options.sh", "tests/run.sh"} <= set(names)
     for name in names:
