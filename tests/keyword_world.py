@@ -26,7 +26,7 @@ CONFIG = keywords.CONFIG | {
 }
 
 
-def make_world(root: Path, length: int = 5600) -> Path:
+def make_world(root: Path, length: int = keywords.LENGTH) -> Path:
     """Make packed clips, with client-dependent shares of classes, and a configuration."""
     random = np.random.default_rng(0)
     for split, sizes in (("train", SIZES), ("test", [20, 20])):

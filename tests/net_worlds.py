@@ -23,9 +23,14 @@ def _asr(world: Path) -> None:
     simulated.data_dir(world / "train", clients, 4)
     simulated.data_dir(world / "valid", clients, 2, seed=1)
     simulated.data_dir(world / "new", ["nz", "sa"], 4, seed=2)
-    saved = simulated.CONFIG["training"] | {"save_interval_steps": 2}
-    changed = {"rounds": 3, "clients_per_round": 2, "training": saved}
-    simulated.config_file(world / "config.yaml", **changed)
+    simulated.config_file(
+        world / "config.yaml", rounds=3, clients_per_round=2, training=_saved(simulated.CONFIG)
+    )
+
+
+def _saved(config: dict[str, dict]) -> dict[str, object]:
+    """Return training that can be ended between two steps, and goes on from there."""
+    return config["training"] | {"save_interval_steps": 2}
 
 
 def _kws(world: Path) -> None:
@@ -116,8 +121,8 @@ def _voices(world: Path) -> None:
     simulated.data_dir(world / "indicator", ["xen", "yan"], 2, seed=5)
     encoder = {"output_size": 12, "contexts": [1, 1, 3, 3]}
     model = {"input_size": simulated.BINS, "encoder": "tdnn", "encoder_conf": encoder}
-    saved = simulated.CONFIG["training"] | {"save_interval_steps": 2}
-    simulated.config_file(world / "config.yaml", model=model, rounds=2, training=saved)
+    training = _saved(simulated.CONFIG)
+    simulated.config_file(world / "config.yaml", model=model, rounds=2, training=training)
 
 
 # Of the state of a model that nothing was trained in, adapters make as much as of any other.

@@ -32,7 +32,7 @@ CONFIG = keywords.CONFIG | {
 STEPS = 1 << 20
 
 
-def make_world(root: Path, length: int = 5600) -> Path:
+def make_world(root: Path, length: int = keywords.LENGTH) -> Path:
     """Make packed clips, with client-dependent shares of classes, a list and a configuration."""
     random = np.random.default_rng(0)
     for split, sizes in (("train", SIZES), ("test", [20, 20])):

@@ -36,9 +36,7 @@ def world(tmp_path_factory) -> Path:
     inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
     made = inside("train-denominator", root / "train" / "text", root / "tokens", root / "den").ok()
     assert "denominator.safetensors: " in made.out
-    # Checkpoints of half the steps would take a third of the time.
-    training = simulated.CONFIG["training"] | {"save_interval_steps": 1000}
-    simulated.config_file(root / "c.yaml", model=MODEL, training=training)
+    simulated.config_file(root / "c.yaml", model=MODEL)
     return root
 
 

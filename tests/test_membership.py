@@ -34,8 +34,6 @@ PARTS = 3
 # A single block learns the letters by heart as well.
 ENCODER = simulated.CONFIG["model"]["encoder_conf"] | {"num_blocks": 1}
 MODEL = simulated.CONFIG["model"] | {"encoder_conf": ENCODER}
-# Nothing is interrupted here.
-TRAINING = simulated.CONFIG["training"] | {"save_interval_steps": 1000}
 CLIENTS = [f"{speaker}-m{number}" for speaker in PEOPLE for number in range(PARTS)]
 # The rows of a round with references, kin and shadow models.
 ATTACKS = {
@@ -82,7 +80,7 @@ def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("world")
     people(root / "train", 4 * PARTS)
     inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
-    simulated.config_file(root / "c.yaml", model=MODEL, training=TRAINING)
+    simulated.config_file(root / "c.yaml", model=MODEL)
     return root
 
 
@@ -385,10 +383,10 @@ def test_adapters(root, tmp_path):
     copy = tmp_path / "w"
     people(copy / "train", 4 * PARTS)
     shutil.copytree(root / "tokens", copy / "tokens")
-    simulated.config_file(copy / "c.yaml", model=model, training=TRAINING)
+    simulated.config_file(copy / "c.yaml", model=model)
     base = begin(copy, copy / "base", 1)
     how = {"rank": 2, "targets": ["*linear_q", "*linear_v"], "combine": "svd"}
-    simulated.config_file(copy / "c.yaml", model=model | {"adapt": how}, training=TRAINING)
+    simulated.config_file(copy / "c.yaml", model=model | {"adapt": how})
     state = load_file(base / "init.safetensors")
     save_file(
         state | load_file(base / "round_0002" / "global.safetensors"), copy / "whole.safetensors"

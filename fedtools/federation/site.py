@@ -168,8 +168,8 @@ def _check_kept(capsule: Experiment, clients: Sequence[str], number: int) -> Non
     Without this, what it has trained in the rounds before would begin anew, unseen.
     """
     own = {client: capsule.own(client, number) for client in clients}
-    new = [one for one in clients if own[one].keeps([number])]
-    new = [one for one in new if not own[one].keeps(range(1, number))]
+    earlier = range(1, number)
+    new = [one for one, kept in own.items() if kept.keeps([number]) and not kept.keeps(earlier)]
     # Most rounds have no new client, and read no earlier ledger.
     for at in range(number - 1, 0, -1) if new else ():
         trained = {

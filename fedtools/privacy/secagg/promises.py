@@ -17,6 +17,7 @@ key, and in no backup.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -147,7 +148,7 @@ def read_promises(path: Path) -> dict[tuple[str, int], _Promise]:
 
 def _digest(row: Mapping[str, str], name: str, path: Path, line: int) -> bytes:
     text = row[name]
-    if len(text) != 2 * DIGEST_BYTES or not {*text} <= {*"0123456789abcdef"}:
+    if not re.fullmatch(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}", text):
         problem = f"{name} is {text[:70]!r}, not {2 * DIGEST_BYTES} hexadecimal digits"
         raise UserError(problem, path=path, line=line)
     return bytes.fromhex(text)
