@@ -11,10 +11,17 @@ import typer
 from fedtools.cli.app import command
 
 if TYPE_CHECKING:
+    from fedtools.exchange.experiment import Experiment
     from fedtools.federation.federation import Federation
 
 EXPERIMENT = typer.Argument(..., metavar="EXP", help="The experiment's folder.")
 ROUND = typer.Option(None, "--round", min=1, help="The round; default: the next incomplete one.")
+KEYS = typer.Option(
+    None,
+    "--keys",
+    metavar="KEYS",
+    help="With secure sums: the folder of fedtools client-keys with the clients' private keys.",
+)
 NGPU = typer.Option(0, min=0, max=1, help="Number of GPUs; 1: compute on a GPU.")
 
 
@@ -57,6 +64,12 @@ def init(
         help="With --sites: a table with the columns site and key, the public keys of all sites "
         "and of server. What they send each other is then signed. Default: not.",
     ),
+    client_keys: Path = typer.Option(
+        None,
+        metavar="FILE",
+        help="With secure sums and no sites: a table of clients' public keys, which fedtools "
+        "client-keys prints. Default: no secure sums.",
+    ),
     facts: list[Path] = typer.Option(
         [],
         metavar="FOLDER",
@@ -78,12 +91,13 @@ def init(
     printed, too. The base is the model of --start or, with network hf, a Hugging Face folder.
 
     Reads: the YAML of --config; the folders of --data (the list of clients, and a fingerprint of
-    the data) and of --asset; the list of --clients; the tables of --sites and --roster; the folders
-    of --facts; the model of --start.
+    the data) and of --asset; the list of --clients; the tables of --sites, --roster and
+    --client-keys; the folders of --facts; the model of --start.
 
     Writes: EXP/config.yaml, data.yaml, software.yaml, clients.txt, sha256sums, init.safetensors,
     round_0001/global.safetensors; base.safetensors if a model is adapted; with --sites, sites.tsv
-    and facts.tsv, what is known of each client, and with --roster, roster.tsv; and EXP/commands.sh,
+    and facts.tsv, what is known of each client, and with --roster, roster.tsv; with
+    --client-keys, client_keys.tsv; and EXP/commands.sh,
     to which later commands add themselves.
 
     Example in egs/speechcommands/kws1: fedtools init exp/mini/keywords/dscnn/fedavg/seed1 \
@@ -109,6 +123,7 @@ def init(
             listed=clients,
             sites=sites,
             roster=roster,
+            client_keys=client_keys,
             told=facts,
         )
     if said:
@@ -209,7 +224,7 @@ def sample(
     with lock(experiment, "rounds"):
         number = round_ or opened.last_round() + 1
         print(" ".join(steps.sample(opened, method, number, nj)))
-        _list_step(experiment, round_, number)
+        _list_step(opened, round_, number)
 
 
 @command("train-local", "Federation")
@@ -217,24 +232,29 @@ def train_local(
     experiment: Path = EXPERIMENT,
     round_: int = ROUND,
     job: int = typer.Option(1, min=1, help="Number of the job, from 1 to --nj of fedtools sample."),
+    keys: Path = KEYS,
     ngpu: int = NGPU,
 ) -> None:
     """Train the clients of one job and write their messages.
 
+    With secure sums, it does the step of the round that is due for these clients, if it has not
+    been done; there are five, and fedtools aggregate replies to each.
+
     Reads: EXP/round_<number>/clients, jobs and global.safetensors; EXP/clients/<client>/; the
-    training data of these clients.
+    training data of these clients; with secure sums KEYS.
 
     Writes: EXP/round_<number>/update.<job>.safetensors and .tsv, and features.<client>.ark and .scp
-    where the method sends features; EXP/clients/<client>/.
+    where the method sends features; EXP/clients/<client>/; with secure sums
+    EXP/round_<number>/secure.<step>.<job> instead, and KEYS, promises and secrets.
 
     Example in egs/commonvoice/asr1: fedtools train-local exp/mini/fedavg/seed0 --job 1
     """
     from fedtools.federation import steps
 
-    federation = open_experiment(experiment, ngpu)
+    federation = open_experiment(experiment, ngpu, keys)
     number = round_ or federation.experiment.last_round() + 1
     steps.train_job(federation, number, job)
-    _list_step(experiment, round_, number)
+    _list_step(federation, round_, number)
 
 
 @command("aggregate", "Federation")
@@ -267,7 +287,7 @@ def aggregate(
     with lock(experiment, "rounds"):
         number = round_ or federation.experiment.last_round() + 1
         steps.aggregate(federation, number, without)
-        _list_step(experiment, round_, number)
+        _list_step(federation, round_, number)
 
 
 @command("site-facts", "Federation")
@@ -336,6 +356,39 @@ def site(
         write_capsule(experiment, name, out, key)
     else:
         write_request(Experiment(experiment), request, name, out, key, split)
+
+
+@command("client-keys", "Federation")
+def client_keys(
+    keys: Path = typer.Argument(..., metavar="KEYS", help="The folder of private keys."),
+    names: list[str] = typer.Argument(None, metavar="[CLIENT]...", help="Names of clients."),
+    clients: Path = typer.Option(
+        None, metavar="FILE", help="A list of clients, one on each line, in place of names."
+    ),
+) -> None:
+    """Make keys of clients, and print the public ones, for secure sums.
+
+    Each client runs this where its data are, for its own name; whoever simulates a federation, for
+    all. The printed rows together are the table of fedtools init --client-keys. Keys that are there
+    stay as they are.
+
+    Reads: KEYS; the list of --clients.
+
+    Writes: KEYS/<client>.key, an Ed25519 key that only its owner can read, unless it exists.
+
+    Example in egs/speechcommands/kws1: fedtools client-keys keys 0a2b400e 0c40e715 0e5193e6
+    """
+    from fedtools.core.text_files import read_words
+    from fedtools.data.datadir import check_id
+    from fedtools.exchange.client_keys import COLUMNS
+    from fedtools.privacy.secagg.holder import Holder
+
+    found = read_words(clients, "write one client on each line") if clients else list(names or [])
+    if not found:
+        raise typer.BadParameter("name a client, or give --clients", param_hint="CLIENT")
+    made = Holder(keys).make_keys([check_id(name, "client", clients) for name in found])
+    for row in (COLUMNS, *made.items()):
+        print("\t".join(row))
 
 
 @command("site-key", "Federation")
@@ -427,11 +480,22 @@ def site_answer(
         print(path)
 
 
-def _list_step(experiment: Path, given: int | None, number: int) -> None:
-    """List a step among the experiment's commands, with its round if that was not given."""
-    from fedtools.exchange.commands import add_command
+def _list_step(opened: Experiment | Federation, given: int | None, number: int) -> None:
+    """List a step among the experiment's commands, with its round if that was not given.
 
-    add_command(experiment, *([] if given else ["--round", str(number)]), once=True)
+    The steps of a secure sum are the same commands, again and again; which is next is printed.
+    """
+    from fedtools.exchange.commands import add_command
+    from fedtools.federation.federation import Federation
+    from fedtools.federation.steps import due_step
+
+    due = ""
+    if isinstance(opened, Federation):
+        due, opened = due_step(opened, number), opened.experiment
+    secure = bool(opened.client_keys)
+    add_command(opened.path, *([] if given else ["--round", str(number)]), once=not secure)
+    if due:
+        print(due)
 
 
 @command("reset", "Federation")
@@ -466,6 +530,7 @@ def rounds(
     evaluate: str = typer.Option(
         None, metavar="SPLIT", help="Evaluate models on this split as well: valid or test."
     ),
+    keys: Path = KEYS,
     ngpu: int = NGPU,
     estimate: bool = typer.Option(
         False, "--estimate", help="Only print how long the rounds that are left will take."
@@ -480,10 +545,10 @@ def rounds(
     all ranks run one federation together, on any number of machines that share the folder EXP; --nj
     is then ignored.
 
-    Reads: EXP, and the data that fedtools init was given.
+    Reads: EXP, and the data that fedtools init was given; with secure sums KEYS.
 
     Writes: EXP/round_<number>/ and EXP/clients/<client>/, as sample, train-local and aggregate do;
-    EXP/evaluate_<split>.tsv with --evaluate.
+    EXP/evaluate_<split>.tsv with --evaluate; with secure sums KEYS, promises and secrets.
 
     Example in egs/commonvoice/asr1: fedtools rounds exp/mini/fedavg/seed0 --nj 3 --evaluate valid
     """
@@ -502,7 +567,7 @@ def rounds(
 
     rank = find_rank()
     device = device_of(ngpu, rank.local if rank else None)
-    run_rounds(experiment, to, nj, device, evaluate, rank)
+    run_rounds(experiment, to, nj, device, evaluate, rank, keys)
 
 
 def _print_estimate(experiment: Path, nj: int, device: str, split: str | None) -> None:
@@ -652,10 +717,10 @@ def device_of(ngpu: int, local: int | None = None) -> str:
     return "cuda" if local is None else f"cuda:{local % torch.cuda.device_count()}"
 
 
-def open_experiment(experiment: Path, ngpu: int = 0):
+def open_experiment(experiment: Path, ngpu: int = 0, keys: Path | None = None):
     from fedtools.federation.federation import Federation
 
-    return Federation(experiment, device_of(ngpu))
+    return Federation(experiment, device_of(ngpu), keys)
 
 
 @command("config", "Federation")

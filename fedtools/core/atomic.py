@@ -86,6 +86,12 @@ def write_text(path: str | Path, text: str) -> None:
         file.write(text)
 
 
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write bytes to a file atomically."""
+    with atomic_write(path, "wb") as file:
+        file.write(content)
+
+
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
     """Write lines without line ends to a text file atomically, one by one."""
     with atomic_write(path) as file:

@@ -27,18 +27,19 @@ def write_secret(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read_secret(path: Path, name: str, remedy: str) -> bytes:
+def read_secret(path: Path, name: str, remedy: str, most: int = _MOST_BYTES) -> bytes:
     """Read a secret.
 
     Args:
         path: the file.
         name: what the secret is, such as "noise key".
         remedy: what to do if it is missing.
+        most: its largest size in bytes.
 
     Raises:
         UserError: if it is missing, too long, another user's, or accessible to other users.
     """
-    with open_input(path, _MOST_BYTES, remedy) as file:
+    with open_input(path, most, remedy) as file:
         status, content = os.fstat(file.fileno()), file.read()
     if status.st_nlink != 1:
         # Under another name it would have another record of its use.

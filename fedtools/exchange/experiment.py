@@ -5,6 +5,7 @@ EXP/data.yaml                       fingerprints of the data
 EXP/clients.txt                     all clients, one per line, in C order
 EXP/sites.tsv                       with sites: see `fedtools.exchange.sites`
 EXP/roster.tsv                      with keys of sites: see `fedtools.exchange.signed`
+EXP/client_keys.tsv                 with secure sums: see `fedtools.exchange.client_keys`
 EXP/facts.tsv                       with sites: what is known of each client's data
 EXP/tokens.txt [bpe.model|token_type]  the model's output units
 EXP/base.safetensors                the base model, if only a part of it is trained
@@ -24,7 +25,8 @@ EXP/round_0007/.done                written last: sums of the ledger, of the mes
 EXP/clients/<client>/               the client's private files; no server command opens it
 EXP/server/                         the server's own optimiser, for methods that train there
 EXP/releases.tsv                    with privacy: all that the server has released
-EXP/attempt                         with sites, after a reset: 1, and one more for each reset
+EXP/attempt                         with sites or secure sums, after a reset: 1, and one more for
+                                    each reset
 EXP/resetting                       the round that an unfinished reset goes back to
 EXP/averaged.tsv                    the rounds whose models were averaged, by client
 EXP/evaluate_<split>.tsv            figures of the models by round and client
@@ -47,6 +49,8 @@ from fedtools.core.atomic import sha256, write_text
 from fedtools.core.config import read_yaml
 from fedtools.core.errors import UserError
 from fedtools.core.text_files import read_lines
+from fedtools.exchange.client_keys import FILE as CLIENT_KEYS
+from fedtools.exchange.client_keys import read_client_keys
 from fedtools.exchange.options import Options, read_fixed
 from fedtools.exchange.origin import Origin
 from fedtools.exchange.private import Private
@@ -103,9 +107,17 @@ class Experiment:
         self.check_fixed(ROSTER)
         return read_roster(self.path / ROSTER)
 
+    @cached_property
+    def client_keys(self) -> dict[str, str]:
+        """Return the public key of each client, also of other sites; {} without secure sums."""
+        if CLIENT_KEYS not in self.sums:
+            return {}
+        self.check_fixed(CLIENT_KEYS)
+        return read_client_keys(self.path / CLIENT_KEYS)
+
     @property
     def attempt(self) -> int:
-        """Return 1, and one more for each reset of an experiment with sites."""
+        """Return 1, and one more for each reset of an experiment with sites or secure sums."""
         path = self.path / ATTEMPT
         return _read_number(path, "an attempt") if path.exists() else 1
 
@@ -274,6 +286,11 @@ class RoundFolder:
         """Read the number of jobs that the clients are split into."""
         return _read_number(_sampled(self._jobs), "jobs")
 
+    def attempt(self) -> int:
+        """Return the attempt at the round: at a site that of the request, else the experiment's."""
+        asked = self.path / ATTEMPT
+        return _read_number(asked, "an attempt") if asked.exists() else self._experiment.attempt
+
     def sampled_at(self) -> float:
         """Return the time at which the clients were sampled, in seconds since the epoch."""
         return self._jobs.stat().st_mtime
@@ -325,7 +342,7 @@ class RoundFolder:
     def end_reset(self) -> None:
         """Mark the reset as finished, after the files of this and later rounds were removed."""
         experiment = self._experiment
-        if experiment.sites:
+        if experiment.sites or experiment.client_keys:
             # What sites were asked for before, they must not be asked for as if it were new.
             write_text(experiment.path / ATTEMPT, f"{experiment.attempt + 1}\n")
         self._resetting.unlink()

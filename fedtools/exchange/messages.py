@@ -6,6 +6,7 @@
                                rows; a client that sends nothing has zeros there
     features.<client>.ark .scp a client's features, if the method asks for them
     update.<job>.answer .sig   of a site: see `fedtools.exchange.answers`
+    secure.*                   of secure sums instead: see `fedtools.federation.secure_round`
 
 `MessageWriter` writes these files. `read_messages` looks only at the headers of tensors;
 `fedtools.server.aggregate` checks the values while it reads them. Nothing that comes from a client
@@ -243,7 +244,7 @@ def sums_of(messages: Sequence[Message]) -> dict[str, str]:
 
 def find_messages(round_dir: Path) -> Iterator[Path]:
     """Yield the files that clients sent in a round, the tables of jobs first."""
-    for pattern in ("update.*.tsv", "update.*", "features.*"):
+    for pattern in ("update.*.tsv", "update.*", "features.*", "secure.*"):
         yield from round_dir.glob(pattern)
 
 

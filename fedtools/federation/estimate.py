@@ -80,6 +80,10 @@ def estimate(
 
 def _check_quiet(federation: Federation, path: Path) -> None:
     """Raise a `UserError` if rounds are releases, which count, too, if they are thrown away."""
+    if federation.method.secure_sums:
+        problem = "its clients bind themselves to the sum of each round, also if it is only timed"
+        remedy = "time an experiment with method_conf.sums=plain"
+        raise UserError(problem, path=path, remedy=remedy)
     protection = federation.protection
     if isinstance(protection, UserProtection) and protection.releases.plan.deviation:
         problem = "its rounds release noisy sums, which count, too, if they are only timed"

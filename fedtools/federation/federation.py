@@ -22,6 +22,7 @@ from fedtools.federation.states import States
 from fedtools.federation.user_privacy import UserProtection
 from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Changes, Phase
+from fedtools.privacy.secagg.holder import Holder
 from fedtools.tasks import facts_of
 from fedtools.tasks.base import MissingData, NoData, Protection, task_of
 from fedtools.tasks.facts import ALL, check_fixed
@@ -47,9 +48,13 @@ class Federation:
     Args:
         path: the experiment's folder.
         device: "cpu", "cuda" or "cuda:1".
+        keys: the folder with the keys of the clients that train here, for secure sums.
+
+    Attributes:
+        holder: who keeps them; None without keys.
     """
 
-    def __init__(self, path: str | Path, device: str = "cpu"):
+    def __init__(self, path: str | Path, device: str = "cpu", keys: str | Path | None = None):
         self.experiment = Experiment(path)
         check_fixed(self.experiment)
         options = self.experiment.options
@@ -58,6 +63,7 @@ class Federation:
         self.method = make_method(options.method, options.method_conf, self.where)
         self.task = task_of(self.facts)(self.experiment, self.method, device)
         check_code(self.experiment, self.method, type(self.task))
+        self.holder = Holder(Path(keys)) if keys else None
         self._groups: dict[str, list[str]] = {}
 
     @cached_property

@@ -27,6 +27,8 @@ from fedtools.core.seeds import seed64
 from fedtools.core.tables import size_text
 from fedtools.core.text_files import read_words
 from fedtools.data.datadir import byte_order, check_id
+from fedtools.exchange.client_keys import FILE as CLIENT_KEYS
+from fedtools.exchange.client_keys import read_client_keys, write_client_keys
 from fedtools.exchange.commands import begin_commands
 from fedtools.exchange.experiment import Experiment, write_clients, write_sums
 from fedtools.exchange.options import NAMES, Options
@@ -43,6 +45,7 @@ from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Changes, Method
 from fedtools.models.adapt.adaptation import BASE, has_base
 from fedtools.privacy.record import note_replaced
+from fedtools.privacy.secagg.plan import plan
 from fedtools.privacy.user_plan import UserPlan
 from fedtools.server.sample import draw
 from fedtools.tasks import facts_of
@@ -77,6 +80,7 @@ def init(
     listed: Path | None = None,
     sites: Path | None = None,
     roster: Path | None = None,
+    client_keys: Path | None = None,
     told: Sequence[Path] = (),
 ) -> str:
     """Create an experiment: fix its configuration and write the first round's shared tensors.
@@ -95,6 +99,7 @@ def init(
             privacy; by default the clients are those of the data.
         sites: a table of all clients and their sites, if the federation has sites.
         roster: a table of public keys of the server and the sites, if messages are signed.
+        client_keys: a table of clients' public keys, for secure sums without sites.
         told: folders of `fedtools site-facts`, in place of `data["train"]`.
 
     Returns:
@@ -124,6 +129,7 @@ def init(
     clients = _clients_of(named, train, made, listed)
     located = _sites_of(sites, clients, method)
     keys = _keys_of(roster, located)
+    own_keys = _client_keys_of(client_keys, clients, made, located, keys)
     fixed: dict[str, Any] = {"clients": len(clients), "rounds": made.rounds or options.rounds}
     fixed["model"] = facts.fixed_model(options.model)
     fixed["training"] = facts.fixed_training(options.model, options.training, where)
@@ -163,11 +169,14 @@ def init(
         _fix_data(path / "data.yaml", sums)
         if not begun:
             _write(path, files, texts, clients, located, keys, states)
+            if own_keys:
+                write_client_keys(path / CLIENT_KEYS, own_keys)
             if client_facts:
                 client_facts.write(path / FACTS)
             record(path, own.values())
             write_code(path, own)
             more = [FACTS] if client_facts else []
+            more += [CLIENT_KEYS] if own_keys else []
             _close(path, [*texts, *files, *more], facts, made, plan)
         experiment = Experiment(path)
         experiment.check_fixed()
@@ -175,6 +184,7 @@ def init(
             (listed and experiment.clients != clients, "clients", listed),
             (experiment.sites != located, "sites", sites),
             (experiment.roster != keys, "keys", roster),
+            (experiment.client_keys != own_keys, "keys of clients", client_keys),
             (client_facts and not _is_in(path, client_facts), "facts of clients", train),
         ):
             if differs:
@@ -195,6 +205,8 @@ def _size_of(experiment: Experiment, method: Method, whole: State, sent: State) 
         found.insert(0, f"{total} clients, {taken} in round 1")
         alike = phase.sends == SHARED or isinstance(phase.sends, Changes)
         back = ", and as much comes back" * alike
+        if method.secure_sums:
+            found.append(f"secure sums: {plan(method.secure_sums, taken)}")
         if experiment.roster:
             fingerprint = experiment.sums[ROSTER]
             found.insert(0, f"a roster of {len(experiment.roster)} keys, fingerprint {fingerprint}")
@@ -277,6 +289,34 @@ def _keys_of(path: Path | None, sites: Mapping[str, str]) -> dict[str, str]:
     if SERVER in names:
         raise UserError(f"a site of a roster cannot be called {SERVER}", path=path)
     return read_roster(path, names)
+
+
+def _client_keys_of(
+    path: Path | None,
+    clients: Sequence[str],
+    method: Method,
+    sites: Mapping[str, str],
+    roster: Mapping[str, str],
+) -> dict[str, str]:
+    """Return client -> public key, of its own or its site's; {} without secure sums."""
+    if method.secure_sums is None:
+        if path is not None:
+            remedy = "leave --client-keys out, or set method_conf.sums: secure"
+            raise UserError("keys of clients are for secure sums alone", path=path, remedy=remedy)
+        return {}
+    if sites:
+        if path is not None:
+            remedy = "leave --client-keys out"
+            raise UserError(
+                "with sites, clients have the keys of --roster", path=path, remedy=remedy
+            )
+        if not roster:
+            raise UserError("secure sums need keys of all sites", remedy="give --roster")
+        return {client: roster[sites[client]] for client in clients}
+    if path is None:
+        remedy = "give --client-keys, a table that fedtools client-keys prints"
+        raise UserError("secure sums need keys of all clients", remedy=remedy)
+    return read_client_keys(path, clients)
 
 
 def _read_list(path: Path, clients: Sequence[str]) -> list[str]:

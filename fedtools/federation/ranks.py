@@ -7,8 +7,8 @@ system is enough), so that the results are those of single commands:
 
     EXP/ranks/<rank>      JSON of a rank: host, process, a random word, start time, and the word of
                           the rank 0 that it follows; written every few seconds
-    EXP/ranks/run         JSON of rank 0: the words of the ranks it has accepted, its last round,
-                          and whether it has ended
+    EXP/ranks/run         JSON of rank 0: the words of the ranks it has accepted, its last round and
+                          turn, and whether it has ended; of a secure sum, each step is a turn
     EXP/ranks/<rank>.err  the same as EXP/ranks/<rank>, and why the rank stopped
 
 A rank that stops responding ends the run with one message; the same command resumes it. Ranks that
@@ -33,7 +33,8 @@ from fedtools.core.atomic import is_running, machine, write_text
 from fedtools.core.errors import UserError
 from fedtools.exchange.experiment import Experiment
 from fedtools.federation.federation import Federation
-from fedtools.federation.steps import train_local
+from fedtools.federation.secure_round import replies_in
+from fedtools.federation.steps import marks_of, train_local
 
 # The variables in which launchers give a process its rank, the number of ranks, and its rank on the
 # machine.
@@ -191,25 +192,28 @@ def lead(federation: Federation, rank: Rank) -> Iterator[Callable[[int, int], No
         for other in others:
             other.met = True
         announced: dict[str, object] = {}
+        turn = 0
 
         def announce(number: int, ended: bool = False) -> None:
             words = {str(one.rank): one.read().get("word") for one in others}
-            run = {"words": words, "round": number, "ended": ended}
+            run = {"words": words, "round": number, "turn": turn, "ended": ended}
+            run["replies"] = replies_in(federation.experiment.round(number).path)
             # Written again if words change: a rank of an earlier run may have answered first.
             if run != announced:
                 write_text(folder / "run", json.dumps(run) + "\n")
                 announced.update(run)
 
         def train(number: int, jobs: int) -> None:
+            nonlocal turn
+            turn += 1
             announce(number)
-            folder = federation.experiment.round(number).path
-            tables = [folder / f"update.{job}.tsv" for job in range(1, jobs + 1)]
+            marks = marks_of(federation, number)
             for job in range(1, jobs + 1, rank.size):
                 train_local(federation, number, job)
 
             def complete() -> bool:
                 announce(number)
-                return all(_appears(table) for table in tables)
+                return all(_appears(mark) for mark in marks)
 
             _await(complete, None, others, path)
 
@@ -219,13 +223,13 @@ def lead(federation: Federation, rank: Rank) -> Iterator[Callable[[int, int], No
             announce(0, ended=True)
 
 
-def follow(path: str | Path, rank: Rank, device: str) -> None:
+def follow(path: str | Path, rank: Rank, device: str, keys: Path | None = None) -> None:
     """Train this rank's jobs of every round until rank 0 has ended the run; for other ranks."""
     folder = Path(path) / "ranks"
     leader = _Watch(folder, 0)
     with contextlib.suppress(_Ended), _Sign(_made(folder), rank.number) as sign:
-        federation = Federation(path, device)
-        done, begun, words = 0, time.monotonic(), set()
+        federation = Federation(path, device, keys)
+        turn, begun, words = 0, time.monotonic(), set()
         while True:
 
             def called() -> bool:
@@ -240,15 +244,16 @@ def follow(path: str | Path, rank: Rank, device: str) -> None:
                     raise UserError("another run has begun", path=path)
                 if run.get("ended"):
                     raise _Ended
-                return bool(run.get("round", 0) > done)  # noqa: B023
+                return bool(run.get("turn", 0) > turn)  # noqa: B023
 
             _await(called, None, [leader], Path(path))
-            done = _read_run(folder, rank.number, sign.word)["round"]
-            needed = _needed(federation.experiment, done)
+            run = _read_run(folder, rank.number, sign.word)
+            number, turn = run["round"], run["turn"]
+            needed = _needed(federation.experiment, number, run["replies"])
             _await(lambda: all(map(_appears, needed)), _PATIENCE, [leader], Path(path))  # noqa: B023
-            jobs = federation.experiment.round(done).jobs()
+            jobs = federation.experiment.round(number).jobs()
             for job in range(rank.number + 1, jobs + 1, rank.size):
-                train_local(federation, done, job)
+                train_local(federation, number, job)
 
 
 def _made(folder: Path) -> Path:
@@ -256,11 +261,11 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _needed(experiment: Experiment, number: int) -> list[Path]:
-    """Return the files that rank 0 writes before a round can be trained."""
+def _needed(experiment: Experiment, number: int, replies: list[str]) -> list[Path]:
+    """Return the files that rank 0 writes before a round, or a step of it, can be trained."""
     before, folder = experiment.round(number - 1), experiment.round(number)
     marks = [before.done] if number > 1 else []
-    return [*marks, folder.global_state, folder.path / "jobs"]
+    return [*marks, folder.global_state, folder.path / "jobs", *map(folder.path.joinpath, replies)]
 
 
 def _read_run(folder: Path, rank: int, word: str) -> dict[str, Any]:

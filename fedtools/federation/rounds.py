@@ -42,6 +42,7 @@ def run_rounds(
     device: str = "cpu",
     split: str | None = None,
     rank: Rank | None = None,
+    keys: Path | None = None,
 ) -> None:
     """Run the rounds up to `last` that are not complete yet.
 
@@ -52,14 +53,15 @@ def run_rounds(
         device: "cpu" or "cuda".
         split: data for evaluation, in the rounds of `Experiment.is_measured`.
         rank: the rank of this process among those of a launcher, which then replace `jobs`.
+        keys: the folder with the clients' keys, for secure sums.
 
     Raises:
         UserError: if another process is running rounds of this experiment.
     """
     if rank is not None and rank.number > 0:
-        follow(path, rank, device)
+        follow(path, rank, device, keys)
         return
-    federation = Federation(path, device)
+    federation = Federation(path, device, keys)
     experiment = federation.experiment
     if experiment.last_round() < (last or experiment.options.rounds):
         check_at_hand(experiment)
@@ -70,7 +72,7 @@ def run_rounds(
             federation.groups(split)
         add_command(experiment.path)
         jobs = rank.size if rank else max(1, min(jobs, len(experiment.clients)))
-        workers = lead(federation, rank) if rank else trainer(federation, jobs, device)
+        workers = lead(federation, rank) if rank else trainer(federation, jobs, device, keys)
         with workers as train:
             _run(federation, last, jobs, train, split)
 
@@ -85,11 +87,13 @@ def _run(
         evaluate(federation, list(filter(experiment.is_measured, range(first))), split)
     lines = Lines(experiment.title, "round", last, first)
     for number in range(first, last + 1):
-        sampled = sample(experiment, federation.method, number, jobs)
-        if sampled:
-            train(number, experiment.round(number).jobs())
+        sampled, loss = sample(experiment, federation.method, number, jobs), math.nan
+        # A secure sum has five steps of clients and server, all else one.
+        while not experiment.round(number).is_done():
+            if sampled:
+                train(number, experiment.round(number).jobs())
+            loss = aggregate(federation, number)
         facts = [f"{len(sampled)} clients"] if sampled else []
-        loss = aggregate(federation, number)
         if not math.isnan(loss):
             facts.append(f"loss {loss:.3g}")
         if split and experiment.is_measured(number):
@@ -107,7 +111,9 @@ def _measured(federation: Federation, number: int, split: str) -> str:
 
 
 @contextlib.contextmanager
-def trainer(federation: Federation, jobs: int, device: str) -> Iterator[Train]:
+def trainer(
+    federation: Federation, jobs: int, device: str, keys: Path | None = None
+) -> Iterator[Train]:
     """Yield a function that trains in this process, or in `jobs` processes of its own."""
     if jobs == 1:
 
@@ -124,7 +130,8 @@ def trainer(federation: Federation, jobs: int, device: str) -> Iterator[Train]:
 
         def train(number: int, parts: int) -> None:
             while len(pipes) < min(jobs, parts):
-                pipes.append(stack.enter_context(worker(context, _train, str(path), device)))
+                one = worker(context, _train, str(path), device, str(keys or ""))
+                pipes.append(stack.enter_context(one))
             with reporting_deaths(path, number):
                 _share_out(pipes, number, parts)
 
@@ -146,7 +153,7 @@ def reporting_deaths(path: Path, number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def worker(
-    context: SpawnContext, work: Callable[..., object], path: str, device: str
+    context: SpawnContext, work: Callable[..., object], path: str, device: str, keys: str = ""
 ) -> Iterator[Connection]:
     """Yield a pipe to a process that opens an experiment.
 
@@ -155,7 +162,7 @@ def worker(
     Python warns.
     """
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, work, path, device), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, work, path, device, keys), daemon=True)
     with uninterrupted():
         process.start()
     theirs.close()
@@ -189,7 +196,9 @@ def _train(federation: Federation, number: int, job: int) -> None:
     train_local(federation, number, job)
 
 
-def _serve(pipe: Connection, work: Callable[..., object], path: str, device: str) -> None:
+def _serve(
+    pipe: Connection, work: Callable[..., object], path: str, device: str, keys: str
+) -> None:
     """Do the work that comes from the pipe; after an error the parent sends no more."""
     # tqdm's default lock has a semaphore.
     tqdm.set_lock(threading.RLock())
@@ -202,7 +211,7 @@ def _serve(pipe: Connection, work: Callable[..., object], path: str, device: str
         while True:
             asked = pipe.recv()
             try:
-                federation = federation or Federation(path, device)
+                federation = federation or Federation(path, device, keys)
                 found = work(federation, *asked)
             except (UserError, OSError) as error:
                 found = error

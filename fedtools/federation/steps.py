@@ -32,6 +32,7 @@ from fedtools.exchange.messages import (
     Refusal,
     Report,
     job_complete,
+    paths_of,
     read_messages,
     remove_messages,
     status_of,
@@ -40,8 +41,11 @@ from fedtools.exchange.messages import (
 from fedtools.exchange.origin import Origin
 from fedtools.exchange.private import Private
 from fedtools.exchange.sites import by_site, names_of
+from fedtools.federation import secure_clients, secure_server
 from fedtools.federation.evaluations import read_evaluation
 from fedtools.federation.federation import Federation, Sent
+from fedtools.federation.secure_round import SecureRound, check_unsigned
+from fedtools.federation.secure_server import Secured, summed
 from fedtools.methods.base import Method
 from fedtools.server.sample import draw
 from fedtools.server.server import Round, Server
@@ -99,6 +103,9 @@ def train_local(
     units = units_of(federation, sampled, number, jobs)[job - 1]
     clients = [client for unit in units for client in unit]
     payload, origin = federation.payload(phase), folder.origin()
+    if federation.method.secure_sums:
+        _secure_step(federation, units, number, job, train or _one_by_one)
+        return
     if job_complete(folder.path, job, clients, payload, origin):
         return
     with MessageWriter(folder.path, job, clients, payload, origin) as writer:
@@ -107,6 +114,23 @@ def train_local(
             writer.send(sent.reports, sent.tensors, sent.features)
     # Only now: until the job's files are complete, a rerun resumes from the clients' checkpoints.
     federation.finish(clients, number)
+
+
+def _secure_step(
+    federation: Federation,
+    units: Sequence[Sequence[str]],
+    number: int,
+    job: int,
+    train: TrainUnits,
+) -> None:
+    """Do the step of a secure sum that is due for a job."""
+    clients = [client for unit in units for client in unit]
+
+    def trained() -> Iterator[Sent]:
+        return train(federation, units, number)
+
+    if secure_clients.do_step(federation, number, job, clients, trained):
+        federation.finish(clients, number)
 
 
 def train_unit(federation: Federation, unit: Sequence[str], number: int) -> Sent:
@@ -163,6 +187,31 @@ def jobs_of(federation: Federation, number: int) -> list[list[str]]:
     return [[client for unit in units for client in unit] for units in shares]
 
 
+def marks_of(federation: Federation, number: int) -> list[Path]:
+    """Return the files, one of each job, that mark that all clients have done what is due."""
+    if federation.method.secure_sums:
+        return SecureRound(federation, number).marks(jobs_of(federation, number))
+    folder = federation.experiment.round(number)
+    return [paths_of(folder.path, job)[1] for job in range(1, folder.jobs() + 1)]
+
+
+def due_step(federation: Federation, number: int) -> str:
+    """Return the step of a secure sum that clients have to do, for a message; "" for none."""
+    folder = federation.experiment.round(number)
+    if not federation.method.secure_sums or folder.is_done() or not folder.is_sampled():
+        return ""
+    marks = marks_of(federation, number)
+    missing = [path for path in marks if not path.exists()]
+    if not marks:
+        return ""
+    step = marks[0].name.split(".")[1]
+    if missing:
+        return (
+            f"round {number}, step '{step}': {len(missing)} of {len(marks)} jobs have not done it"
+        )
+    return f"round {number}, step '{step}': done by all {len(marks)} jobs; next: fedtools aggregate"
+
+
 def _seconds_since_sampled(folder: RoundFolder) -> float:
     return max(0.0, time.time() - folder.sampled_at())
 
@@ -193,7 +242,15 @@ def aggregate(federation: Federation, number: int, without: Sequence[str] = ()) 
     round = Round(experiment, number, sampled, origin.base, federation.payload(phase), parameters)
     messages: list[Message] = []
     refusals: list[Refusal] = []
-    if sampled:
+    secured: Secured | None = None
+    if sampled and method.secure_sums:
+        secured = _secure_sum(federation, folder, sampled, without)
+        if secured is None:
+            # The round is still open.
+            return math.nan
+        round = replace(round, total=secured.total)
+        messages, refusals = summed(secured)
+    elif sampled:
         _check_sampled(experiment, folder, sampled, without)
         messages, refusals = _read_round(federation, folder, round.payload, origin, without)
     learner = federation.learner(number) if phase.server_trains else None
@@ -211,11 +268,25 @@ def aggregate(federation: Federation, number: int, without: Sequence[str] = ()) 
         print(f"round {number}, {refusal.client}: refused: {refusal.reason}", file=sys.stderr)
     if scalars := _scalars(server):
         write_scalars(experiment.tensorboard, "train", number, scalars)
-    write_ledger(folder.ledger, _ledger_rows(federation, server, begun))
+    down = secured.sent if secured else {}
+    write_ledger(folder.ledger, _ledger_rows(federation, server, begun, down))
     folder.close(sums_of(messages) if _kept(experiment, method, number) else {})
     federation.closed(number, sampled)
     remove_unwanted(experiment, method, number)
+    if secured:
+        secure_server.forget(federation)
     return server.mean_loss()
+
+
+def _secure_sum(
+    federation: Federation, folder: RoundFolder, sampled: Sequence[str], without: Sequence[str]
+) -> Secured | None:
+    """Do the server's next step of a secure sum, and return the sum after the last."""
+    _check_clients(folder, sampled)
+    names = _sites_left(federation.experiment, without)
+    left_out = [names.index(site) + 1 for site in without]
+    jobs = jobs_of(federation, folder.number)
+    return secure_server.advance(federation, folder.number, jobs, left_out)
 
 
 def _read_round(
@@ -261,7 +332,9 @@ def remove_unwanted(experiment: Experiment, method: Method, number: int) -> None
 
 
 def _kept(experiment: Experiment, method: Method, number: int) -> bool:
-    """Return whether the messages of a complete round are kept."""
+    """Return whether the messages of a complete round are kept; of secure sums never."""
+    if method.secure_sums:
+        return False
     return experiment.options.keep_updates or method.phase(number).keep
 
 
@@ -272,13 +345,8 @@ def _check_sampled(
 
     Tables of sites that are left out, or of which no client was sampled, may be missing.
     """
-    if folder.sampled() != list(sampled):
-        path = folder.path / "clients"
-        problem = "not the clients drawn for this seed and round"
-        raise UserError(problem, path=path, remedy="run fedtools reset, then fedtools sample")
-    sites = names_of(experiment.sites)
-    if unknown := [name for name in without if name not in sites]:
-        raise UserError(f"no site {unknown[0]!r} to leave out", path=experiment.path)
+    _check_clients(folder, sampled)
+    sites = _sites_left(experiment, without)
     needed = set(by_site(experiment.sites, sampled)) - {*without}
     for job in range(1, (len(sites) or folder.jobs()) + 1):
         table, site = folder.path / f"update.{job}.tsv", sites[job - 1] if sites else ""
@@ -291,6 +359,22 @@ def _check_sampled(
         raise UserError(problem, path=table, remedy=remedy + more)
 
 
+def _check_clients(folder: RoundFolder, sampled: Sequence[str]) -> None:
+    """Raise a `UserError` if the sampled clients are wrong."""
+    if folder.sampled() != list(sampled):
+        path = folder.path / "clients"
+        problem = "not the clients drawn for this seed and round"
+        raise UserError(problem, path=path, remedy="run fedtools reset, then fedtools sample")
+
+
+def _sites_left(experiment: Experiment, without: Sequence[str]) -> list[str]:
+    """Return the names of all sites; raise a `UserError` if one to leave out is unknown."""
+    sites = names_of(experiment.sites)
+    if unknown := [name for name in without if name not in sites]:
+        raise UserError(f"no site {unknown[0]!r} to leave out", path=experiment.path)
+    return sites
+
+
 def _scalars(server: Server) -> dict[str, float]:
     losses = server.losses
     if len(losses) > _CURVES:
@@ -298,7 +382,14 @@ def _scalars(server: Server) -> dict[str, float]:
     return {f"loss/{name}": loss for name, loss in losses.items()}
 
 
-def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[LedgerRow]:
+def _ledger_rows(
+    federation: Federation, server: Server, begun: float, replies: Mapping[str, int]
+) -> list[LedgerRow]:
+    """Return the rows of a round.
+
+    Args:
+        replies: client -> bytes that the server has sent to it beside the state.
+    """
     number, sampled = server.round.number, server.round.sampled
     sizes = _sizes_down(federation, server.round)
     sent = {message.client: message for message in server.messages}
@@ -312,7 +403,7 @@ def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[L
             LedgerRow(
                 round=number,
                 client=client,
-                bytes_down=sizes.get(client, 0),
+                bytes_down=sizes.get(client, 0) + replies.get(client, 0),
                 bytes_up=came.bytes if came else 0,
                 steps=message.steps if message else 0,
                 client_epochs=federation.task.epochs(client, message.steps) if message else 0,
@@ -364,6 +455,8 @@ def reset(federation: Federation, number: int) -> None:
         for name in ("rounds", "average", *(f"evaluate-{s}" for s in experiment.options.data)):
             locks.enter_context(lock(path, name))
         _check_kept(federation, number)
+        if federation.method.secure_sums:
+            check_unsigned(experiment, number, last)
         experiment.round(number).begin_reset()
         _forget_measured(federation, number)
         clients = (one for one in (path / "clients").glob("*") if one.is_dir())
@@ -378,6 +471,7 @@ def reset(federation: Federation, number: int) -> None:
             for owner in owners:
                 Private(owner, later).remove()
             remove_messages(folder.path)
+            secure_server.forget(federation)
             for file in (folder.path / "jobs", folder.path / "clients", folder.ledger, made):
                 remove(file)
             for file in find_evaluations(made.parent):

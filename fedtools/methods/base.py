@@ -17,6 +17,7 @@ from fedtools.exchange.values import STATISTICS
 from fedtools.models.adapt.adaptation import DELTA, combine_of
 from fedtools.privacy.clipping import Grid
 from fedtools.privacy.options import UserPrivacy
+from fedtools.privacy.secagg.plan import Options as SecureSums
 
 if TYPE_CHECKING:
     from fedtools.client.unit import Trained
@@ -145,6 +146,11 @@ class Method:
         With it, no client's message may depend on the data of another client, not even by the
         rounding of computations that they share.
         """
+        return None
+
+    @property
+    def secure_sums(self) -> SecureSums | None:
+        """Return what secure sums of clients' changes tolerate; None where the server sees each."""
         return None
 
     @property

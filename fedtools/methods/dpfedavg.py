@@ -23,11 +23,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from fedtools.core.config import Natural, NonNegative, Section, Share
+from fedtools.core.config import Natural, NonNegative, Section, Share, from_mapping
 from fedtools.exchange.states import Spec
 from fedtools.exchange.values import STATISTICS
 from fedtools.methods import METHODS, make_method
@@ -36,12 +36,16 @@ from fedtools.methods.fedavg import FedAvg
 from fedtools.methods.fedopt import FedOpt
 from fedtools.privacy.clipping import Grid
 from fedtools.privacy.options import UserPrivacy
+from fedtools.privacy.secagg.plan import Options as SecureSums
 
 if TYPE_CHECKING:
     from fedtools.client.client import Client
     from fedtools.client.unit import Trained
     from fedtools.exchange.experiment import Experiment
     from fedtools.server.server import Server
+
+
+PLAIN: Final = "plain"
 
 
 @METHODS.register("dpfedavg")
@@ -59,15 +63,22 @@ class DpFedAvg(FedOpt, UserPrivacy):
         noise_key: path of the noise key, see `fedtools.privacy.key`.
         momentum: beta 1 of the server's optimiser; by default 0, so that with "sgd" and learning
             rate 1 this is FedAvg.
+        sums: "plain", the server sees the change of each client; "secure", it learns their sum
+            alone, see `fedtools.privacy.secagg`. With `noise: 0` nothing is added, and what is
+            protected is who sent what.
+        sums_conf: what secure sums tolerate.
     """
 
     title: ClassVar[str] = "DP-FedAvg"
     rank: ClassVar[int] = 10
+    sections: ClassVar[Mapping[str, type]] = {"sums_conf": SecureSums}
 
     client_method: str = "fedavg"
     client_conf: Section = field(default_factory=dict)
     noise_key: str | None = None
     momentum: Share = 0.0
+    sums: Literal["plain", "secure"] = PLAIN
+    sums_conf: Section = field(default_factory=dict)
     # Nothing may stop, fail or scale by who takes part, or by what others send.
     min_clients: Natural = 0
     max_norm_ratio: NonNegative = 0.0
@@ -75,12 +86,21 @@ class DpFedAvg(FedOpt, UserPrivacy):
 
     def __post_init__(self) -> None:
         # Checked here, where an error can name the file that options were read from.
-        _ = self.user_privacy, self.client_half
+        _ = self.user_privacy, self.client_half, self.secure_sums
 
     @cached_property
     def user_privacy(self) -> UserPrivacy:
         """Return the options of privacy; raise a ValueError if one is out of range."""
         return UserPrivacy(**{one.name: getattr(self, one.name) for one in fields(UserPrivacy)})
+
+    @cached_property
+    def secure_sums(self) -> SecureSums | None:
+        """Return what secure sums tolerate; raise a ValueError if an option is out of range."""
+        if self.sums == PLAIN:
+            if self.sums_conf:
+                raise ValueError("sums_conf: is used with sums: secure alone")
+            return None
+        return from_mapping(SecureSums, self.sums_conf, "sums_conf")
 
     @cached_property
     def client_half(self) -> FedAvg:

@@ -6,7 +6,7 @@ dealer committed to, so that a wrong one cannot spoil what it recovers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -37,6 +37,7 @@ from fedtools.privacy.secagg.signed import SIGNATURE_BYTES, Step, opened
 from fedtools.privacy.secagg.survivors import (
     Listed,
     list_digest,
+    read_list,
     write_certificate,
     write_list,
 )
@@ -128,6 +129,29 @@ class Collector:
         self._listed = Listed(self._listed.dealers, frozenset(survivors))
         self._enough(Step.MASKED, len(survivors))
         return write_list(session, self._listed)
+
+    def snapshot(self) -> bytes:
+        """Return what the masked vectors have become: the list of survivors, and the masked sum."""
+        return write_list(self._session, self._listed) + self._total.tobytes()
+
+    def restore(self, content: bytes) -> None:
+        """Go on behind the masked vectors, from a snapshot.
+
+        Raises:
+            UserError: if it is of another session, or no snapshot.
+        """
+        words, whole = self._total.nbytes, memoryview(content)
+        self._listed = read_list(self._session, whole[:-words])
+        self._total = np.frombuffer(whole[-words:], self._total.dtype).copy()
+
+    def taken(self, step: Step) -> Collection[int]:
+        """Return the numbers of the clients whose messages of a step before the last were taken."""
+        return {
+            Step.KEYS: self._keys,
+            Step.SHARES: self._listed.dealers,
+            Step.MASKED: self._listed.survivors,
+            Step.SURVIVORS: self._signatures,
+        }[step]
 
     def survivors(self, messages: Mapping[str, bytes]) -> bytes:
         """Take signatures under the list; may be called again when more have come.

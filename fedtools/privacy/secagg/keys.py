@@ -35,11 +35,24 @@ class Secrets:
         shares: 32 bytes, the private key for encrypting shares.
         masks: the private key for masks that pairs share, s_u.
         seed: the seed of its own mask, b_u.
+        noise: the key of the noise that it adds, if any.
     """
 
     shares: bytes = field(default_factory=lambda: secrets.token_bytes(_BYTES), repr=False)
     masks: bytes = field(default_factory=lambda: secrets.token_bytes(_BYTES), repr=False)
     seed: bytes = field(default_factory=lambda: secrets.token_bytes(_BYTES), repr=False)
+    noise: bytes = field(default_factory=lambda: secrets.token_bytes(_BYTES), repr=False)
+
+    def to_bytes(self) -> bytes:
+        """Return all secrets, 128 bytes."""
+        return self.shares + self.masks + self.seed + self.noise
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Secrets:
+        """Return the secrets of `to_bytes`; raise a ValueError for another length."""
+        if len(content) != 4 * _BYTES:
+            raise ValueError(f"{len(content)} bytes of secrets")
+        return cls(*(content[at : at + _BYTES] for at in range(0, 4 * _BYTES, _BYTES)))
 
 
 @dataclass(frozen=True)

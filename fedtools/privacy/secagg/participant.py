@@ -41,6 +41,7 @@ class Participant:
         name: the client.
         key: the private key of what the roster has.
         promises: what the client has bound itself to in this and other attempts.
+        kept: its secrets in the attempt; by default fresh ones.
 
     Attributes:
         problems: a line for each neighbour whose shares are not usable.
@@ -49,20 +50,42 @@ class Participant:
         UserError: if the key is another's, or the round is bound to another attempt.
     """
 
-    def __init__(self, session: Session, name: str, key: Ed25519PrivateKey, promises: Promises):
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        key: Ed25519PrivateKey,
+        promises: Promises,
+        kept: Secrets | None = None,
+    ):
         self._session, self._number = session, session.number(name)
         if key.public_key().public_bytes_raw().hex() != session.roster[name]:
             raise UserError(f"not the key of {name} in the roster of round {session.round}")
         promises.check(session)
         self._key, self._promises = key, promises
         self._due = list(Step)
-        self._kept = Secrets()
+        self._kept = kept or Secrets()
         # Of neighbours: their keys, secrets agreed with them; of dealers, what this client holds.
         self._keys: dict[int, Keys] = {}
         self._agreed: dict[int, bytes] = {}
         self._held: dict[int, Held | None] = {}
         self._listed = b""
         self.problems: list[str] = []
+
+    def resume(self, *given: bytes) -> None:
+        """Go on in another process, behind the steps to which the server has answered.
+
+        Args:
+            given: what the server sent before the step that is due, exactly as it was taken then:
+                keys, shares, the list of survivors.
+
+        Raises:
+            UserError: as in these steps.
+        """
+        takes = (self._take_keys, self._take_shares, self._take_list)[: len(given)]
+        for take, content in zip(takes, given, strict=True):
+            take(content)
+        self._due = list(Step)[1 + len(given) :]
 
     def keys(self) -> bytes:
         """Return fresh public keys, signed."""
@@ -79,6 +102,11 @@ class Participant:
             UserError: if one is not a neighbour's, or there are fewer than t.
         """
         self._check(Step.SHARES)
+        self._take_keys(keys)
+        dealt = deal_shares(self._session, self._number, self._kept, self._agreed)
+        return self._done(self._sealed(Step.SHARES, dealt))
+
+    def _take_keys(self, keys: bytes) -> None:
         if len(keys) % KEYS_BYTES:
             raise UserError(f"keys of neighbours: {len(keys)} bytes are no rows of {KEYS_BYTES}")
         rows = [keys[start : start + KEYS_BYTES] for start in range(0, len(keys), KEYS_BYTES)]
@@ -88,8 +116,6 @@ class Participant:
         self._keys = {number: read_keys(self._session, number, row) for number, row in pairs}
         for_shares = {number: one.shares for number, one in self._keys.items()}
         self._agreed = agree(self._session, self._kept.shares, for_shares)
-        dealt = deal_shares(self._session, self._number, self._kept, self._agreed)
-        return self._done(self._sealed(Step.SHARES, dealt))
 
     def masked(self, shares: bytes, values: np.ndarray) -> bytes:
         """Return this client's vector, masked.
@@ -107,6 +133,14 @@ class Participant:
         if values.shape != (session.size,):
             raise ValueError(f"values of shape {values.shape} instead of ({session.size},)")
         words = to_words(values, session.most, session.bits)
+        self._take_shares(shares)
+        others = {number: self._keys[number].masks for number in self._held}
+        plus, minus = pair_masks(session, self._number, self._kept.masks, others)
+        apply(words, [self_mask(session, self._number, self._kept.seed), *plus], minus)
+        return self._done(self._sealed(Step.MASKED, words.data.cast("B")))
+
+    def _take_shares(self, shares: bytes) -> None:
+        session = self._session
         rows = read_rows(shares, "shares of neighbours", None)
         self._check_neighbours("shares", [row.other for row in rows])
         if unknown := [row.other for row in rows if row.other not in self._keys]:
@@ -119,10 +153,6 @@ class Participant:
                 # The others hold enough. The mask with this neighbour needs no share.
                 self._held[row.other] = None
                 self.problems.append(str(error))
-        others = {number: self._keys[number].masks for number in self._held}
-        plus, minus = pair_masks(session, self._number, self._kept.masks, others)
-        apply(words, [self_mask(session, self._number, self._kept.seed), *plus], minus)
-        return self._done(self._sealed(Step.MASKED, words.data.cast("B")))
 
     def survivors(self, listed: bytes) -> bytes:
         """Return this client's signature under the list of survivors, which binds it for good.
@@ -131,14 +161,17 @@ class Participant:
             UserError: if it may not unmask such a list, or has signed another in this round.
         """
         self._check(Step.SURVIVORS)
-        self._check_list(read_list(self._session, listed))
+        self._take_list(listed)
         digest = list_digest(listed)
         self._promises.sign(self._session, digest)
-        self._listed = bytes(listed)
         return self._done(self._sealed(Step.SURVIVORS, digest))
 
+    def _take_list(self, listed: bytes) -> None:
+        self._check_list(read_list(self._session, listed))
+        self._listed = bytes(listed)
+
     def unmask(self, certificate: bytes) -> bytes:
-        """Return what unmasks the sum, once in a round, and forget all secrets.
+        """Return what unmasks the sum, and forget all secrets.
 
         Args:
             certificate: the list of survivors, with signatures.
@@ -150,7 +183,7 @@ class Participant:
         content = read_certificate(self._session, certificate)
         if content != self._listed:
             raise UserError("another list of survivors than was signed here")
-        self._promises.unmask(self._session, list_digest(content))
+        self._promises.check_signed(self._session, list_digest(content))
         listed = read_list(self._session, content)
         rows = [self._kept.seed]
         for number, held in sorted(self._held.items()):

@@ -1,17 +1,18 @@
-"""What a client has bound itself to: in each round one attempt, and one list of survivors.
+"""What clients have bound themselves to: in each round one attempt, and one list of survivors.
 
 Training repeats byte for byte, so that a client has the same vector in every attempt at a round. If
 some clients unmasked a sum over S, and others, in a second attempt, one over S without u, the
 difference would be u's vector. It is not enough that those who unmasked refuse: others, which had
-only signed, could make up the second sum. So a client is bound when it *signs*.
+only signed, could make up the second sum. So a client is bound when it *signs*. That list it may
+unmask more than once, as after a kill: what it answers is the same.
 
-A client's file has a row for each round, which is on the disk before what it promises leaves:
+The file has a row for each round, which is on the disk before what it promises leaves, and is
+shared by all clients whose keys are in one place:
 
-    experiment  round  session  list  unmasked
+    experiment  round  session  list
 
-The digests of the attempt and of the list are in hexadecimal; the last field is "yes" or "no". A
-file that is lost, or put back from an older copy, loses promises: it belongs beside the client's
-key, and in no backup.
+The digests of the attempt and of the list are in hexadecimal. A file that is lost, or put back from
+an older copy, loses promises: it belongs beside the keys, and in no backup.
 """
 
 from __future__ import annotations
@@ -28,21 +29,20 @@ from fedtools.core.locks import lock
 from fedtools.core.tables import count, read_tsv, write_tsv
 from fedtools.privacy.secagg.session import DIGEST_BYTES, Session
 
-COLUMNS = ("experiment", "round", "session", "list", "unmasked")
+COLUMNS = ("experiment", "round", "session", "list")
 
 
 class _Promise(NamedTuple):
     session: bytes
     listed: bytes
-    unmasked: bool
 
 
 class Promises:
-    """The lists that a client has signed, and the rounds that it has unmasked.
+    """The lists of survivors that clients have signed.
 
     Args:
-        path: the client's file, in a folder that exists; None keeps them in memory. Other processes
-            may use the same file.
+        path: the file, in a folder that exists; None keeps them in memory. Other processes may use
+            the same file.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -50,7 +50,7 @@ class Promises:
         self._kept: dict[tuple[str, int], _Promise] = {}
 
     def check(self, session: Session) -> None:
-        """Raise a `UserError` if another attempt at the round was signed, or it is closed."""
+        """Raise a `UserError` if another attempt at the round was signed."""
         with self._held():
             self._check(session)
 
@@ -71,31 +71,24 @@ class Promises:
         with self._held():
             before = self._check(session)
             if before is None:
-                self._keep(session, _Promise(session.digest, digest, unmasked=False))
+                self._keep(session, _Promise(session.digest, digest))
             elif before.listed != digest:
                 problem = f"in round {session.round} another list of survivors was signed"
                 raise UserError(problem)
 
-    def unmask(self, session: Session, digest: bytes) -> None:
-        """Close a round, before anything of it is unmasked.
-
-        Raises:
-            UserError: as in `check`, or unless this list was signed.
-        """
+    def check_signed(self, session: Session, digest: bytes) -> None:
+        """Raise a `UserError` unless this list was signed, before anything of it is unmasked."""
         with self._held():
             before = self._check(session)
-            if before is None or before.listed != digest:
-                problem = f"in round {session.round} this list of survivors was not signed here"
-                raise UserError(problem)
-            self._keep(session, before._replace(unmasked=True))
+        if before is None or before.listed != digest:
+            problem = f"in round {session.round} this list of survivors was not signed here"
+            raise UserError(problem)
 
     def _check(self, session: Session) -> _Promise | None:
         """Return what was signed in this attempt; raise a `UserError` as `check` does."""
         before = self._kept.get((session.label, session.round))
         if before is None:
             return None
-        if before.unmasked:
-            raise UserError(f"round {session.round} was unmasked before, and is never again")
         if before.session != session.digest:
             problem = f"in round {session.round} another attempt than {session.attempt} was signed"
             raise UserError(problem, remedy="finish that one")
@@ -115,7 +108,7 @@ class Promises:
         self._kept[session.label, session.round] = promise
         if self._path is not None:
             rows = (
-                dict(zip(COLUMNS, (*where, *_fields(one)), strict=True))
+                dict(zip(COLUMNS, (*where, one.session.hex(), one.listed.hex()), strict=True))
                 for where, one in self._kept.items()
             )
             write_tsv(self._path, COLUMNS, rows)
@@ -139,10 +132,7 @@ def read_promises(path: Path) -> dict[tuple[str, int], _Promise]:
         if where in found:
             raise UserError(f"round {where[1]} is duplicated", path=path, line=line)
         session, listed = (_digest(row, name, path, line) for name in ("session", "list"))
-        if row["unmasked"] not in ("yes", "no"):
-            problem = f"unmasked is {row['unmasked'][:40]!r}, neither yes nor no"
-            raise UserError(problem, path=path, line=line)
-        found[where] = _Promise(session, listed, row["unmasked"] == "yes")
+        found[where] = _Promise(session, listed)
     return found
 
 
@@ -152,7 +142,3 @@ def _digest(row: Mapping[str, str], name: str, path: Path, line: int) -> bytes:
         problem = f"{name} is {text[:70]!r}, not {2 * DIGEST_BYTES} hexadecimal digits"
         raise UserError(problem, path=path, line=line)
     return bytes.fromhex(text)
-
-
-def _fields(promise: _Promise) -> tuple[str, str, str]:
-    return promise.session.hex(), promise.listed.hex(), "yes" if promise.unmasked else "no"

@@ -98,8 +98,8 @@ def read_certificate(session: Session, content: bytes | memoryview) -> bytes:
     """
     size, content = _list_bytes(session), memoryview(content)
     rows = content[size:]
-    most = session.plan.clients * _SIGNED_BYTES
-    if len(content) < size or len(rows) % _SIGNED_BYTES or len(rows) > most:
+    most = most_certificate_bytes(session)
+    if len(content) < size or len(rows) % _SIGNED_BYTES or len(content) > most:
         raise UserError(f"a certificate of {len(content)} bytes")
     listed = bytes(content[:size])
     survivors, digest = read_list(session, listed).survivors, list_digest(listed)
@@ -134,3 +134,8 @@ def _packed(numbers: Iterable[int], clients: int) -> bytes:
 def _unpacked(content: bytes, clients: int) -> frozenset[int]:
     found = np.unpackbits(np.frombuffer(content, np.uint8), count=clients, bitorder="little")
     return frozenset(np.flatnonzero(found).tolist())
+
+
+def most_certificate_bytes(session: Session) -> int:
+    """Return the largest size of a list with signatures."""
+    return _list_bytes(session) + session.plan.clients * _SIGNED_BYTES
