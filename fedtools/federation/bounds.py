@@ -46,6 +46,8 @@ class Bounds:
         privacy: whether user-level privacy is required.
         largest_clip: C, the largest norm of a client's change, where changes are sent.
         largest_epsilon: privacy loss of a client over all rounds, where changes are sent.
+        secure_sums: whether secure sums are required, of which the server learns the sum alone.
+        least_summed: the fewest clients, of all sites, whose sum the server may learn.
         least_evaluated: the fewest words or clips of which the site tells how many are errors.
         code: whether methods and tasks in $FEDTOOLS_PATH may be used.
     """
@@ -60,6 +62,8 @@ class Bounds:
     privacy: bool = False
     largest_clip: NonNegative | None = None
     largest_epsilon: NonNegative | None = None
+    secure_sums: bool = False
+    least_summed: Natural = 0
     least_evaluated: Natural = 100
     code: bool = False
 
@@ -83,10 +87,18 @@ def check_bounds(
     experiment, phase = federation.experiment, federation.method.phase(number)
     problems = [
         _of_privacy(federation, bounds),
+        _of_sums(federation, bounds),
         _of_payload(federation.payload(phase), phase, bounds),
         *(_of_client(federation, client, phase, bounds) for client in clients),
     ]
     for problem in filter(None, problems):
+        raise _refusal(experiment, problem)
+
+
+def check_least_summed(experiment: Experiment, least: int, bounds: Bounds) -> None:
+    """Raise a `UserError` if the server may learn the sum of fewer clients than the site allows."""
+    if least < bounds.least_summed:
+        problem = f"sum of {least} clients, but of {bounds.least_summed} or more (least_summed)"
         raise _refusal(experiment, problem)
 
 
@@ -150,6 +162,13 @@ def _of_client(federation: Federation, client: str, phase: Phase, bounds: Bounds
     epochs = task.epochs(client, steps)
     if bounds.most_epochs is not None and epochs > bounds.most_epochs:
         return f"{epochs:g} epochs of {client} in a round, but {bounds.most_epochs:g} (most_epochs)"
+    return ""
+
+
+def _of_sums(federation: Federation, bounds: Bounds) -> str:
+    """Return that secure sums are missing where they are required; "" otherwise."""
+    if (bounds.secure_sums or bounds.least_summed) and federation.method.secure_sums is None:
+        return "training without secure sums (secure_sums)"
     return ""
 
 

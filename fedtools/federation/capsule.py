@@ -10,8 +10,11 @@
       clients               the site's clients that take part
       ledger.tsv            the last earlier row of each of these
       global.safetensors    the state that they start from
+      secure.*              of a step of a secure sum: all clients that take part, and the server's
+                            replies; after the first step they come without ledger and state
 
-A capsule has no path, no key and no nonce of the server's, and no other site's clients.
+A capsule has no path, no key and no nonce of the server's, and no other site's clients; for secure
+sums, it has the names and public keys of all.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from fedtools.exchange.signed import SERVER, key_for, sign, write_statement
 from fedtools.exchange.sites import FILE as SITES
 from fedtools.exchange.sites import by_site, names_of, write_sites
 from fedtools.federation.federation import Federation
+from fedtools.federation.secure_round import FIRST_STEP, SecureRound, clients_file, reply_names
 from fedtools.federation.site_facts import sums_of_site
 from fedtools.privacy.key import RECORD as NOISE_KEY
 from fedtools.privacy.record import NONCE
@@ -56,6 +60,7 @@ class Request:
         split: data on which the state that the round starts from is to be evaluated; "" if the
             clients are to train.
         attempt: how often the experiment was begun or reset.
+        step: of a secure sum, such as "shares"; "" otherwise.
         base: SHA-256 of the state to start from.
         last_round, last_base: the same of the last earlier round with any of the site's clients;
             0 and "" if there is none.
@@ -70,6 +75,7 @@ class Request:
     round: Rounds
     split: str
     attempt: Natural
+    step: str
     base: str
     last_round: Natural
     last_base: str
@@ -182,6 +188,8 @@ def write_request(
         last = rows[-1].round
         last_base = experiment.round(last).recorded_start_sum()
     key = key_for(key_path, experiment.roster, SERVER)
+    secure = _secure_files(experiment, number, job) if not split else {}
+    step = next(iter(secure), "")
     origin = (
         label,
         site,
@@ -189,6 +197,7 @@ def write_request(
         number,
         split,
         experiment.attempt,
+        step,
         folder.start_sum(),
         last,
         last_base,
@@ -196,10 +205,26 @@ def write_request(
     request = Request(*origin, FORMAT, dict(computing()), {})
     with new_folder(out) as made:
         make_private(made)
-        shutil.copyfile(folder.global_state, made / folder.global_state.name)
         write_clients(made / "clients", clients)
-        write_ledger(made / "ledger.tsv", rows)
+        if step in ("", FIRST_STEP):
+            shutil.copyfile(folder.global_state, made / folder.global_state.name)
+            write_ledger(made / "ledger.tsv", rows)
+        for name, path in secure.get(step, {}).items():
+            shutil.copyfile(path, made / name)
         write_statement(made / REQUEST, asdict(request), made.iterdir(), key)
+
+
+def _secure_files(experiment: Experiment, number: int, job: int) -> dict[str, dict[str, Path]]:
+    """Return the step of a secure sum that a site has to do: step -> name -> file that it needs."""
+    if not experiment.client_keys:
+        return {}
+    round = SecureRound(Federation(experiment.path), number)
+    files = {clients_file(Path()).name: round.folder.path / "clients"}
+    step = round.due(job)
+    for one, name in reply_names(1).items():
+        if (path := round.reply(one, job)).exists():
+            files[name] = path
+    return {step.name.lower(): files}
 
 
 def _last_rows(experiment: Experiment, number: int, clients: set[str]) -> list[LedgerRow]:

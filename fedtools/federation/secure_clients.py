@@ -56,6 +56,9 @@ def do_step(
     round = SecureRound(federation, number)
     step = round.due(job)
     out = round.sent(step, job)
+    if out.exists() and step is Step.UNMASK and federation.holder:
+        # A killed command may have left them.
+        federation.holder.forget(round.session, job)
     if out.exists() or not clients:
         return False
     steps = _Steps(round, job, clients, _holder_of(federation))

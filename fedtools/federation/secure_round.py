@@ -27,6 +27,7 @@ from fedtools.methods.base import Changes
 from fedtools.privacy.secagg.plan import plan
 from fedtools.privacy.secagg.session import Session
 from fedtools.privacy.secagg.signed import Step
+from fedtools.privacy.secagg.survivors import read_list
 
 if TYPE_CHECKING:
     from fedtools.exchange.experiment import Experiment
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 # The steps to which the server replies with something for each client, or with one list for all.
 EACH, ALL = (Step.KEYS, Step.SHARES), (Step.MASKED, Step.SURVIVORS)
+FIRST_STEP = Step.KEYS.name.lower()
 
 
 class SecureRound:
@@ -84,22 +86,42 @@ class SecureRound:
 
     def reply(self, step: Step, job: int) -> Path:
         """Return the path of the server's reply to a job's messages."""
-        name = f"secure.{step.name.lower()}"
-        return self.folder.path / (f"{name}.{job}.reply" if step in EACH else f"{name}.reply")
+        return self.folder.path / reply_names(job)[step]
 
     def taken(self, step: Step) -> Path:
         """Return the path of the messages that the server has taken."""
         return self._experiment.path / "server" / f"secure.{step.name.lower()}"
 
+    def left(self, job: int, clients: Sequence[str]) -> bool:
+        """Return whether any client of a job is left, as far as the server has replied."""
+        numbers = [self.session.number(client) for client in clients]
+        if self.reply(Step.MASKED, job).exists():
+            content = self.reply(Step.MASKED, job).read_bytes()
+            return bool(read_list(self.session, content).survivors & {*numbers})
+        for step in reversed(EACH):
+            if self.reply(step, job).exists():
+                return self.reply(step, job).stat().st_size > 0
+        return bool(numbers)
+
     def marks(self, jobs: Sequence[Sequence[str]]) -> list[Path]:
         """Return the messages that the clients of all jobs have to write now."""
         step = self.due(next((job for job, clients in enumerate(jobs, 1) if clients), 1))
-        return [self.sent(step, job) for job, clients in enumerate(jobs, 1) if clients]
+        numbered = enumerate(jobs, 1)
+        return [self.sent(step, job) for job, clients in numbered if self.left(job, clients)]
 
     def due(self, job: int = 1) -> Step:
         """Return the step that the clients of a job have to do."""
         before = [step for step in (*EACH, *ALL) if self.reply(step, job).exists()]
         return list(Step)[len(before)]
+
+
+def reply_names(job: int) -> dict[Step, str]:
+    """Return the names of the files with the server's replies to a job, in their order."""
+    found = {step: f"secure.{step.name.lower()}" for step in (*EACH, *ALL)}
+    return {
+        step: f"{name}.{job}.reply" if step in EACH else f"{name}.reply"
+        for step, name in found.items()
+    }
 
 
 def clients_file(folder: Path) -> Path:

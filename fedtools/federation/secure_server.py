@@ -136,9 +136,16 @@ class _Steps:
 
     def _come(self, step: Step, left_out: set[int]) -> dict[int, Path]:
         """Return job -> the messages of its clients; raise a `UserError` if they have not come."""
-        paths = {job: self._round.sent(step, job) for job, some in enumerate(self._jobs, 1) if some}
-        for job in left_out:
-            paths.pop(job, None)
+        left = {*range(self._session.plan.clients)}
+        if step is not Step.KEYS:
+            # Who has signed does not matter as soon as there are enough.
+            before = Step.MASKED if step is Step.UNMASK else list(Step)[list(Step).index(step) - 1]
+            left = {*self._collector.taken(before)}
+        paths = {
+            job: self._round.sent(step, job)
+            for job, numbers in enumerate(self._jobs, 1)
+            if job not in left_out and left & {*numbers}
+        }
         for job, path in paths.items():
             # A dangling link counts as present; its clients are refused when it is read.
             if not os.path.lexists(path):

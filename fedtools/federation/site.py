@@ -48,10 +48,14 @@ from fedtools.federation.admission import admit, check_there
 from fedtools.federation.bounds import Bounds, check_bounds, check_code_allowed, check_experiment
 from fedtools.federation.capsule import REQUEST, Request
 from fedtools.federation.federation import Federation
+from fedtools.federation.secure_round import SecureRound
 from fedtools.federation.site_evaluation import measure
 from fedtools.federation.site_facts import check_told
+from fedtools.federation.site_step import check_step, receive_step
 from fedtools.federation.steps import train_local
 from fedtools.federation.units import unit_trainer
+from fedtools.privacy.secagg.holder import Holder
+from fedtools.privacy.secagg.signed import Step
 from fedtools.tasks import facts_of
 from fedtools.tasks.facts import check_folders, check_identity, identities, known_sums
 
@@ -59,7 +63,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 # The most files that a request names.
-_FILES = 3
+_FILES = 8
 
 
 def answer(
@@ -114,7 +118,10 @@ def answer(
             stated, files = {"split": asked.split, **sums}, set[Path]()
         else:
             check_bounds(federation, clients, asked.round, bounds)
-            files = _train(federation, asked, request, clients, jobs, device)
+            check_step(federation, asked, request, _last_asked(experiment))
+            if asked.step and key_path:
+                federation.holder = Holder.of_site(key_path)
+            files = _train(federation, asked, request, clients, jobs, device, bounds)
             path, stated = answer_path(out, asked.job), {}
         _write(out, asked, path.name, stated, files, key)
     return path
@@ -137,7 +144,7 @@ def _write(
     with new_folder(out) as made:
         make_private(made)
         for file in files:
-            own = re.sub(r"^update\.1\.", f"update.{asked.job}.", file.name)
+            own = re.sub(r"^(update|secure\.\w+)\.1\b", rf"\1.{asked.job}", file.name)
             shutil.copyfile(file, made / own)
         write_statement(made / name, said, made.iterdir(), key)
 
@@ -149,15 +156,20 @@ def _train(
     clients: Sequence[str],
     jobs: int,
     device: str,
+    bounds: Bounds,
 ) -> set[Path]:
     """Train the clients that a request names, and return the files of their messages."""
     experiment = federation.experiment
     if "data.yaml" in experiment.sums and not asked.last_round:
         federation.task.check_site_data()
     _accept(federation, asked, request, clients)
+    if asked.step:
+        receive_step(federation, asked, request, bounds)
     with unit_trainer(experiment.path, jobs, device) as train:
         train_local(federation, asked.round, 1, train)
     _check_kept(experiment, clients, asked.round)
+    if asked.step:
+        return {SecureRound(federation, asked.round).sent(Step[asked.step.upper()], 1)}
     # The tables come twice.
     return {*find_messages(experiment.round(asked.round).path)}
 
@@ -175,7 +187,7 @@ def _check_kept(capsule: Experiment, clients: Sequence[str], number: int) -> Non
         trained = {
             row.client
             for row in read_round(capsule, at)
-            if row.client_epochs > 0 and row.status in COUNTED
+            if (row.client_epochs > 0 or capsule.client_keys) and row.status in COUNTED
         }
         if client := next((one for one in new if one in trained), ""):
             for one in new:

@@ -21,6 +21,8 @@ from fedtools.exchange.sent_features import feature_paths
 from fedtools.exchange.signed import signature_of
 from fedtools.exchange.sites import by_site, names_of
 from fedtools.federation.capsule import clients_of
+from fedtools.federation.federation import Federation
+from fedtools.federation.secure_round import SecureRound
 
 
 def take_answer(experiment: Experiment, number: int, site: str, answer: Path) -> list[Path]:
@@ -82,6 +84,9 @@ def _own(experiment: Experiment, number: int, site: str, names: list[str]) -> It
     sampled = folder.sampled() if folder.is_sampled() else []
     for client in by_site(experiment.sites, sampled).get(site, []):
         known |= {*feature_paths(folder.path, client)}
+    if experiment.client_keys and sampled:
+        round = SecureRound(Federation(experiment.path), number)
+        known = {statement, signature_of(statement), round.sent(round.due(job), job)}
     for split in {name.split(".")[1] for name in names if name.startswith("evaluation.")}:
         evaluation = evaluation_path(folder.path, split, job)
         known |= {evaluation, signature_of(evaluation)}

@@ -204,12 +204,10 @@ def due_step(federation: Federation, number: int) -> str:
     missing = [path for path in marks if not path.exists()]
     if not marks:
         return ""
-    step = marks[0].name.split(".")[1]
-    if missing:
-        return (
-            f"round {number}, step '{step}': {len(missing)} of {len(marks)} jobs have not done it"
-        )
-    return f"round {number}, step '{step}': done by all {len(marks)} jobs; next: fedtools aggregate"
+    done, step = len(marks) - len(missing), marks[0].name.split(".")[1]
+    following = "train-local of the others" if missing else "aggregate"
+    said = f"round {number}, step '{step}': done by {done} of {len(marks)} jobs"
+    return f"{said}; next: fedtools {following}"
 
 
 def _seconds_since_sampled(folder: RoundFolder) -> float:

@@ -119,13 +119,26 @@ class Experiment:
         names = sorted(set(self._sites().values()), key=str.encode)
         return {name: number for number, name in enumerate(names, 1)}
 
+    def turn(self, number: int) -> int:
+        """Return how often the server has replied in a round: a secure sum has five steps."""
+        replies = self.round(number).glob("secure.*.reply")
+        return len({path.name.split(".")[1] for path in replies})
+
     def asked(self, number: int) -> dict[str, list[str]]:
-        """Return the sampled clients of each site that has any."""
+        """Return the sampled clients of each site that has any, and was not left out."""
         sites = self._sites()
         found: dict[str, list[str]] = {}
         for client in (self.round(number) / "clients").read_text("utf-8").split():
             found.setdefault(sites[client], []).append(client)
-        return found
+        return {site: own for site, own in found.items() if not self._left(number, site).exists()}
+
+    def leave_out(self, number: int, sites: Iterable[str]) -> None:
+        """Ask sites no more in a round."""
+        for site in sites:
+            self._left(number, site).touch()
+
+    def _left(self, number: int, site: str) -> Path:
+        return self.round(number) / f".left.{self.jobs()[site]}"
 
     def _sites(self) -> dict[str, str]:
         rows = (self.path / "sites.tsv").read_text("utf-8").splitlines()[1:]
@@ -134,7 +147,7 @@ class Experiment:
 
     def mark(self, number: int, site: str) -> Path:
         """Return a file that lists a site's answer when all of it is there."""
-        return self.round(number) / f".answered.{self.jobs()[site]}"
+        return self.round(number) / f".answered.{self.turn(number)}.{self.jobs()[site]}"
 
     def has_answer(self, number: int, site: str) -> bool:
         """Return whether a site has answered in a round."""
@@ -164,7 +177,9 @@ class Experiment:
             head, _, rest = name.partition(".")
             # A client's name may have dots.
             whose = rest.rpartition(".")[0] in clients if head == "features" else False
-            if not whose and not name.startswith(f"update.{job}."):
+            step, _, ours = rest.rpartition(".")
+            step_of = head == "secure" and step.isalpha() and ours == str(job)
+            if not whose and not step_of and not name.startswith(f"update.{job}."):
                 raise Problem(f"{name[:80]!r} is no file of this site")
         staged = self.scratch / "answer"
         shutil.rmtree(staged, ignore_errors=True)
@@ -304,8 +319,15 @@ class Question:
 
 
 def run_round(grid: Grid, experiment: Experiment, sites: Sites, number: int, config: Any) -> None:
-    """Sample a round, ask its sites until all have answered or are too late, and aggregate."""
+    """Sample a round, and ask its sites until it is complete: once, or in each step of a sum."""
     experiment.run("sample", experiment.path, "--round", str(number))
+    while not (experiment.round(number) / ".done").exists():
+        run_turn(grid, experiment, sites, number, config)
+    say(f"round {number} is complete")
+
+
+def run_turn(grid: Grid, experiment: Experiment, sites: Sites, number: int, config: Any) -> None:
+    """Ask the sites of a round until all have answered or are too late, and aggregate."""
     question = Question(grid, experiment, sites, number, config)
     begun, patience = time.monotonic(), float(config["patience"])
     told, last = 0.0, [""]
@@ -320,8 +342,9 @@ def run_round(grid: Grid, experiment: Experiment, sites: Sites, number: int, con
             say(f"round {number}: waiting for {', '.join(there)}")
             told, last = waited, missing
         time.sleep(float(config["poll"]))
-    left = [word for site in question.missing() for word in ("--without", site)]
+    missing = question.missing()
+    left = [word for site in missing for word in ("--without", site)]
     if left:
         say(f"round {number}: closed {' '.join(left)}, after {patience:g} s")
     experiment.run("aggregate", experiment.path, "--round", str(number), *left)
-    say(f"round {number} is complete")
+    experiment.leave_out(number, missing)
