@@ -25,7 +25,7 @@ def make_world(root: Path) -> Path:
     rows = "".join(f"{client}\t{site}\n" for client, site in SITES.items())
     (root / "sites.tsv").write_text(f"client\tsite\n{rows}")
     names = ("server", *sorted({*SITES.values()}))
-    keys = {name: inside("site-key", root / f"{name}.key").ok().out for name in names}
+    keys = {name: inside("site-key", root / f"{name}.key").ok().out.strip() for name in names}
     rows = "".join(f"{name}\t{key}\n" for name, key in keys.items())
     (root / "roster.tsv").write_text(f"site\tkey\n{rows}")
     private_world.begin(root, root / "plain", PLAIN)

@@ -424,6 +424,7 @@ def test_keys_that_are_not_there_or_others(root, path, keys):
             "all",
             "no secure sum of 7 clients",
         ),
+        (SECURE[:-1] + ", cohorts: 3}", "all", "sums_conf: a secure sum of"),
     ],
 )
 def test_experiments_that_are_not_begun(root, tmp_path, setting, keys, said):

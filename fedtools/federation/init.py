@@ -39,6 +39,7 @@ from fedtools.exchange.sites import FILE as SITES
 from fedtools.exchange.sites import names_of, read_sites, write_sites
 from fedtools.exchange.states import row_bytes, save_state, spec_of
 from fedtools.federation.code import CODE, defaults_of, kinds_of, own_files, write_code
+from fedtools.federation.secure_round import check_sums
 from fedtools.federation.site_facts import check_possible, read_told, sums_by_site, sums_of_sites
 from fedtools.federation.user_privacy import begin_protection, noise_key_of, plan_of
 from fedtools.methods import make_method
@@ -147,6 +148,7 @@ def init(
         made.check(options.task, facts.parts, options.model)
     except ValueError as error:
         raise UserError(str(error), path=where) from None
+    check_sums(made, options, clients, where)
     plan = plan_of(made, options, facts, folders, where, listed is not None, clients)
     begun = (path / FIRST).exists() and (path / "sha256sums").exists()
     states: tuple[State, State] = ({}, {})

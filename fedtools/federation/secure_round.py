@@ -15,6 +15,7 @@ replied to the one before. Nothing is written twice, and all is removed when the
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +23,10 @@ from typing import TYPE_CHECKING
 
 from fedtools.core.errors import UserError
 from fedtools.core.text_files import read_lines
+from fedtools.exchange.options import Options
 from fedtools.exchange.states import Spec
-from fedtools.methods.base import Changes
+from fedtools.methods.base import Changes, Method
+from fedtools.privacy.model_releases import cohort_of
 from fedtools.privacy.secagg.plan import plan
 from fedtools.privacy.secagg.session import Session
 from fedtools.privacy.secagg.signed import Step
@@ -127,6 +130,31 @@ def reply_names(job: int) -> dict[Step, str]:
 def clients_file(folder: Path) -> Path:
     """Return the path, in a round's folder at a site, of the list of all that take part."""
     return folder / "secure.clients"
+
+
+def check_sums(method: Method, options: Options, clients: Sequence[str], where: str | Path) -> None:
+    """Raise a `UserError` if secure sums of a new experiment's rounds are not possible.
+
+    Args:
+        where: where the options were read from, for messages.
+    """
+    privacy = method.user_privacy
+    if method.secure_sums is None or privacy is None:
+        return
+    if options.clients_per_round not in (None, 1.0):
+        problem = f"clients_per_round: {options.clients_per_round} with secure sums"
+        remedy = (
+            "leave it out: who agrees on keys knows who takes part, so that no sample is secret"
+        )
+        raise UserError(problem, path=where, remedy=remedy)
+    fewest = len(clients)
+    if privacy.cohorts:
+        sizes = Counter(cohort_of(options.seed, one, privacy.cohorts) for one in clients)
+        fewest = min(sizes[turn] for turn in range(privacy.cohorts))
+    try:
+        plan(method.secure_sums, fewest)
+    except UserError as error:
+        raise UserError(f"method_conf.sums_conf: {error}", path=where) from None
 
 
 def replies_in(folder: Path) -> list[str]:

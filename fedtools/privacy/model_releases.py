@@ -121,7 +121,7 @@ class ModelReleases:
         self._check_open(number)
         if cohorts:
             turn, seed = (number - 1) % cohorts, self._experiment.seed
-            return [one for one in clients if seed64(seed, "cohort", one) % cohorts == turn]
+            return [one for one in clients if cohort_of(seed, one, cohorts) == turn]
         if share == 1:
             return clients
         own = self._experiment.at_server(number)
@@ -171,6 +171,11 @@ class ModelReleases:
     def closed(self, number: int, clients: Sequence[str]) -> None:
         """Remove what was kept in case the round is repeated, since it is complete."""
         close(Private(self._experiment.path / "server", number))
+
+
+def cohort_of(seed: int, client: str, cohorts: int) -> int:
+    """Return the cohort of a client, from 0, which no other client has an influence on."""
+    return seed64(seed, "cohort", client) % cohorts
 
 
 def begin(experiment: Path, plan: UserPlan, option: str | Path | None) -> list[str]:
