@@ -120,8 +120,28 @@ def begin_clips(net: Net, name: str, rounds: int) -> None:
     begin(net, name, "kws", world, "--method", "fedkws_ui", "--set", f"rounds={rounds}")
 
 
-def begin(net: Net, name: str, task: str, world: Path, *more: str | Path) -> None:
-    """Begin an experiment and run it on one machine; begin it with what sites tell, signed."""
+def begin_sums(net: Net, name: str) -> None:
+    """Begin an experiment whose server learns the sum of clipped changes alone."""
+    conf = "noise: 0.0, clip: 0.05, local_steps: 2"
+    words = ("--method", "dpfedavg", "--set", "rounds=1", "--set", f"method_conf={{{conf}}}")
+    secure = ("--set", f"method_conf={{{conf}, sums: secure}}")
+    begin(net, name, "kws", net.root / "clips", *words, signed=secure)
+
+
+def begin(
+    net: Net,
+    name: str,
+    task: str,
+    world: Path,
+    *more: str | Path,
+    signed: tuple[str, ...] = (),
+) -> None:
+    """Begin an experiment and run it on one machine; begin it with what sites tell, signed.
+
+    Args:
+        more: options of both.
+        signed: options of the signed one.
+    """
     whole, parts = net.root / "world" / f"{name}-whole", net.root / "server" / name
     data = {"asr": "speech", "kws": "clips"}[task]
     words = ("--config", world / "config.yaml", "--sites", world / "sites.tsv", *more)
@@ -134,7 +154,7 @@ def begin(net: Net, name: str, task: str, world: Path, *more: str | Path) -> Non
         facts += ["--facts", net.root / "server" / f"{name}-{site}"]
         inside("site-facts", net.site(site) / data, facts[-1], "--task", task).ok()
     (world / "roster.tsv").write_text("site\tkey\n" + "".join(keys))
-    inside("init", parts, *words, *facts, "--roster", world / "roster.tsv").ok()
+    inside("init", parts, *words, *facts, "--roster", world / "roster.tsv", *signed).ok()
     key = net.root / "server/key"
     for site in "abc":
         inside("site", parts, "--site", site, "--key", key, net.site(site) / name).ok()
@@ -198,6 +218,16 @@ def test_a_round_has_the_bytes_of_one_machine_and_costs_what_the_ledger_says(net
     print(f"up {up} of {sent} bytes, down {down} of {received} bytes")
     assert sent < up < 1.1 * sent
     assert received < down < 1.1 * received
+
+
+def test_a_server_learns_the_sum_alone(net, key):
+    begin_sums(net, "sums")
+    done = go(net, "sums")
+    assert done.out.count("site a has answered") == 5
+    whole, parts = net.root / "world/sums-whole", net.root / "server/sums"
+    path = "round_0002/global.safetensors"
+    assert (whole / path).read_bytes() == (parts / path).read_bytes()
+    assert not [*parts.glob("round_0001/update.*.safetensors")]
 
 
 def test_who_takes_part_sees_no_data_of_others(net):

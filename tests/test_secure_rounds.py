@@ -19,8 +19,10 @@ from safetensors.numpy import load_file
 from secagg_world import uniform
 from secure_world import PLAIN, SECURE, aggregate, begin, init, kept_of, keys_for, state, train
 
+from fedtools.attack.victims import find_victims
 from fedtools.core.errors import UserError
 from fedtools.core.tables import read_tsv
+from fedtools.federation.federation import Federation
 from fedtools.federation.rounds import run_rounds
 from fedtools.privacy.secagg.boxes import read_box, write_box
 from fedtools.privacy.secagg.holder import Attempt
@@ -447,3 +449,30 @@ def test_numbers_of_the_plan_are_printed(root, tmp_path):
     assert "secure sums: 7 clients, 6 neighbours each, of whom 4 recover a secret; 5 surv" in said
     found = load_file(tmp_path / "exp/round_0001/global.safetensors")
     assert sum(one.size for one in found.values()) == 1244
+
+
+# Attacks see what the server sees
+
+
+def test_attacks_see_one_sum_of_all(root, tmp_path):
+    path = begin(root, tmp_path / "exp")
+    inside("rounds", path, "--to", "2", "--keys", keys_for(root, path)).ok()
+    found = {}
+    for name, experiment in (("plain", root / "plain"), ("secure", path)):
+        rounds = ("--round", "1", "--round", "2")
+        inside("attack", "weights", experiment, tmp_path / name, *rounds).ok()
+        found[name] = {row["layer"]: row for row in read_tsv(tmp_path / name / "weights.tsv", None)}
+    # Who sent a change in two rounds is plain to see in the changes, and not in their sums.
+    assert found["plain"]["all"]["TPR@1%"] == "100.0"
+    for layer, row in found["secure"].items():
+        assert float(row["minDCF"]) == 1.0 and float(row["low"]) < 20 < 80 < float(row["high"]), (
+            layer
+        )
+    said = inside("attack", "weights", path, tmp_path / "x", "--round", "1", "--defence", "clip=1")
+    assert "only a secure sum is visible" in said.ok().err
+    victims = find_victims(Federation(path), [2])
+    following = load_file(path / "round_0003/global.safetensors")
+    assert [*victims.messages] == CLIENTS
+    for _, sent in victims.states(CLIENTS):
+        for name, one in following.items():
+            assert (sent[name] == one).all()

@@ -21,7 +21,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from fedtools.attack.defences import defended
-from fedtools.attack.victims import Victims, received
+from fedtools.attack.victims import Victims, received, summed
 from fedtools.core.atomic import atomic_path
 from fedtools.core.errors import UserError
 from fedtools.exchange.messages import Message, Refusal, stacked
@@ -73,7 +73,8 @@ class Updates:
         speakers: name of the model -> speaker; models of clients with several speakers are missing.
         refused: name of the model -> why it was refused.
         spec: shapes and types of the tensors that each client has sent.
-        groups: for each model that is a mean, the models in the mean, see `Defended.group`.
+        groups: for each model that is a mean, the models in the mean, see `Defended.group`; also
+            those of a secure sum.
     """
 
     models: dict[str, Update] = field(default_factory=dict)
@@ -101,19 +102,24 @@ def find_updates(federation: Federation, rounds: Sequence[int], defended: bool =
     owners = known() if known else {one: one for one in federation.experiment.clients}
     found = Updates()
     for number in rounds:
-        phase = federation.method.phase(number)
+        phase, secure = federation.method.phase(number), federation.method.secure_sums
         payload = federation.payload(phase) if phase.client_update else None
         if payload is None or not payload.tensors:
             raise NotApplicable(f"in round {number} clients send no tensors")
+        if secure and defended:
+            raise NotApplicable(f"in round {number} only a secure sum is visible")
         if isinstance(phase.sends, Changes) and defended:
             raise NotApplicable(f"in round {number} clients send clipped changes, and no models")
-        step = phase.sends.grid.step if isinstance(phase.sends, Changes) else 1.0
-        found.spec = payload.tensors
+        step = phase.sends.grid.step if isinstance(phase.sends, Changes) and not secure else 1.0
+        found.spec = federation.states.shared_spec if secure else payload.tensors
         start: Mapping[str, np.ndarray] = {}
-        if phase.sends == SHARED:
+        if phase.sends == SHARED or secure:
             start = federation.states.of_kind(SHARED, federation.states.start(number))
-        messages, refusals = received(federation, number)
-        for item in sorted([*messages, *refusals], key=lambda one: one.client):
+        if secure:
+            came = summed(federation, number)
+        else:
+            came = [one for some in received(federation, number) for one in some]
+        for item in sorted(came, key=lambda one: one.client):
             name = f"{item.client}-r{number:04d}" if len(rounds) > 1 else item.client
             if isinstance(item, Refusal):
                 found.refused[name] = item.reason
@@ -121,6 +127,9 @@ def find_updates(federation: Federation, rounds: Sequence[int], defended: bool =
             found.models[name] = Update(item, start, item.client, number, step)
             if item.client in owners:
                 found.speakers[name] = owners[item.client]
+        if secure:
+            own = [name for name, one in found.models.items() if one.number == number]
+            found.groups |= dict.fromkeys(own, own)
     return found
 
 

@@ -1,6 +1,7 @@
 """Models under attack: those that clients sent in a round of an experiment.
 
-Tensors that clients keep are not sent: attacks use those of the global model.
+Tensors that clients keep are not sent: attacks use those of the global model. Of a secure sum, all
+that is there of each client in it is what everybody has: the next global model.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 
 from fedtools.core.errors import UserError
 from fedtools.data.datadir import read_table
-from fedtools.exchange.messages import Message, Refusal, read_messages, sums_of
-from fedtools.exchange.states import read_at
+from fedtools.exchange.experiment import Experiment, RoundFolder
+from fedtools.exchange.ledger import read_round
+from fedtools.exchange.messages import COUNTED, Message, Refusal, read_messages, sums_of
+from fedtools.exchange.states import read_at, read_layout, stacked_layout
 from fedtools.federation.federation import Federation
 from fedtools.federation.steps import jobs_of
 from fedtools.methods.base import SHARED
@@ -110,6 +113,9 @@ def sound_victims(federation: Federation, rounds: Sequence[int]) -> Victims:
 def _sent(federation: Federation, number: int) -> Iterator[Message | Refusal]:
     folder = federation.experiment.round(number)
     phase = federation.method.phase(number)
+    if federation.method.secure_sums:
+        yield from summed(federation, number)
+        return
     if folder.is_done() and (phase.client_update is None or phase.sends != SHARED):
         problem = f"in round {number} clients send no models"
         raise UserError(problem, path=federation.where)
@@ -117,6 +123,30 @@ def _sent(federation: Federation, number: int) -> Iterator[Message | Refusal]:
     yield from messages
     yield from refusals
     _warn_of_changes(folder.sums(), messages)
+
+
+def summed(federation: Federation, number: int) -> list[Message | Refusal]:
+    """Return the clients of a secure sum, each with the model that the sum has led to.
+
+    Raises:
+        UserError: if the round is not complete.
+    """
+    experiment = federation.experiment
+    folder = experiment.round(number)
+    _require_done(experiment, folder)
+    following = experiment.round(number + 1)
+    following.start_sum()
+    layout = stacked_layout(read_layout(following.global_state))
+    found: list[Message | Refusal] = []
+    for row in read_round(experiment, number):
+        if not experiment.knows(row.client):
+            continue
+        if row.status not in COUNTED:
+            found.append(Refusal(row.client, row.status))
+            continue
+        path = following.global_state
+        found.append(Message(row.client, 0, 0, 0.0, 0.0, row.bytes_up, path, layout, 0))
+    return found
 
 
 def received(federation: Federation, number: int) -> tuple[list[Message], list[Refusal]]:
@@ -127,9 +157,7 @@ def received(federation: Federation, number: int) -> tuple[list[Message], list[R
     """
     experiment = federation.experiment
     folder = experiment.round(number)
-    if not folder.is_done():
-        remedy = f"run fedtools rounds {experiment.path} --to {number}"
-        raise UserError(f"round {number} is not complete", path=experiment.path, remedy=remedy)
+    _require_done(experiment, folder)
     if not any(folder.path.glob("update.*.tsv")):
         problem = "client updates are missing"
         remedy = "begin an experiment with keep_updates: true"
@@ -141,6 +169,13 @@ def received(federation: Federation, number: int) -> tuple[list[Message], list[R
         federation.payload(federation.method.phase(number)),
         folder.origin(),
     )
+
+
+def _require_done(experiment: Experiment, folder: RoundFolder) -> None:
+    if not folder.is_done():
+        remedy = f"run fedtools rounds {experiment.path} --to {folder.number}"
+        problem = f"round {folder.number} is not complete"
+        raise UserError(problem, path=experiment.path, remedy=remedy)
 
 
 def _warn_of_changes(sums: Mapping[str, str], messages: Sequence[Message]) -> None:

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -162,6 +162,16 @@ def make_header(spec: Spec, note: str = "") -> tuple[bytes, Layout]:
     text = _json(({_METADATA: {"content": note}} if note else {}) | entries)
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, _layout(spec, entries, 8 + len(text))
+
+
+def stacked_layout(layout: Layout) -> Layout:
+    """Return the layout of the same bytes as tensors with a row, the only one, on dimension 0."""
+    spec = {name: ((1, *shape), kind) for name, (shape, kind) in layout.spec.items()}
+    strides = {
+        name: math.prod(shape) * np.dtype(kind).itemsize
+        for name, (shape, kind) in layout.spec.items()
+    }
+    return replace(layout, spec=spec, strides=strides)
 
 
 def read_layout(path: str | Path) -> Layout:
