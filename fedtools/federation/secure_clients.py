@@ -33,6 +33,8 @@ from fedtools.privacy.secagg.survivors import most_certificate_bytes, read_list
 if TYPE_CHECKING:
     from fedtools.federation.federation import Federation, Sent
 
+# Pairs of neighbours that a process keeps in memory from step to step: some hundred megabytes.
+_EDGES = 1 << 18
 # Yields what the units of a job have sent, in their order.
 Train = Callable[[], Iterator["Sent"]]
 
@@ -98,14 +100,15 @@ class _Steps:
     def send(self, step: Step, out: Path) -> None:
         """Write the messages of a step that needs no training."""
         if step is Step.KEYS:
-            found = {number: one.keys() for number, one in self._all(self._numbers).items()}
+            there = self._all(self._numbers)
+            found = {number: one.keys() for number, one in there.items()}
         else:
             before = list(Step)[list(Step).index(step) - 1]
             replies = self._replies(before)
             given = replies.pop(before)
-            act = step.name.lower()
+            act, there = step.name.lower(), self._resumed(replies, given)
             found = {}
-            for number, one in self._resumed(replies, given).items():
+            for number, one in there.items():
                 try:
                     found[number] = getattr(one, act)(given[number])
                 except UserError as error:
@@ -114,12 +117,15 @@ class _Steps:
         write_box(out, found)
         if step is Step.UNMASK:
             self._holder.forget(self._session, self._job)
+        else:
+            self._stay({number: one for number, one in there.items() if number in found})
 
     def masked(self, out: Path, train: Train) -> None:
         """Train the clients, and write their masked vectors."""
         replies = self._replies(Step.SHARES)
         given = replies.pop(Step.SHARES)
         there, numbers = self._resumed(replies, given), self._session.numbers
+        sending = dict[int, Participant]()
         with atomic_path(out) as temporary:
             with open(temporary, "wb") as file:
                 box = BoxWriter(file)
@@ -133,8 +139,15 @@ class _Steps:
                             self._say(number, error)
                             continue
                         box.put(number, message)
+                        sending[number] = there[number]
             self._kept.bind("sent", Step.MASKED.name.lower(), sha256(temporary))
             self._holder.keep(self._session, self._job, self._kept)
+        self._stay(sending)
+
+    def _stay(self, there: dict[int, Participant]) -> None:
+        """Keep participants for the next step in this process, instead of resuming them then."""
+        if len(there) * self._session.plan.neighbours <= _EDGES:
+            self._holder.working[self._session.digest, self._job] = there
 
     def _all(self, numbers: Mapping[int, str]) -> dict[int, Participant]:
         """Return participants in their first step."""
@@ -157,8 +170,9 @@ class _Steps:
         left = self._numbers.keys() & given.keys()
         for reply in replies.values():
             left &= reply.keys()
-        there = self._all({one: self._numbers[one] for one in sorted(left)})
-        found = {}
+        known = self._holder.working.pop((self._session.digest, self._job), {})
+        found = {number: known[number] for number in sorted(left & known.keys())}
+        there = self._all({one: self._numbers[one] for one in sorted(left - known.keys())})
         for number, one in there.items():
             try:
                 one.resume(*(reply[number] for reply in replies.values()))

@@ -25,6 +25,7 @@ from fedtools.core.secret_files import read_secret, write_secret
 from fedtools.exchange.private import make_private
 from fedtools.exchange.signed import make_key, read_key
 from fedtools.privacy.secagg.keys import Secrets
+from fedtools.privacy.secagg.participant import Participant
 from fedtools.privacy.secagg.promises import Promises
 from fedtools.privacy.secagg.session import Session
 
@@ -41,10 +42,15 @@ class Holder:
     Args:
         folder: where they are.
         key: the path of one key for all clients, as of a site; None: each has its own.
+
+    Attributes:
+        working: digest of a session, job -> number -> the participants of that job that have done
+            a step in this process, and not the next.
     """
 
     def __init__(self, folder: Path, key: Path | None = None):
         self.folder, self._key = folder, key
+        self.working: dict[tuple[bytes, int], dict[int, Participant]] = {}
 
     @classmethod
     def of_site(cls, key: Path) -> Holder:

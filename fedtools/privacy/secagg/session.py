@@ -142,5 +142,10 @@ class Session:
         return prefixes[purpose] + _encoded(*parts)
 
     @cached_property
+    def checked(self) -> set[tuple[int, bytes, bytes]]:
+        """Return the signatures that this process has found right, of `signed.is_signed`."""
+        return set()
+
+    @cached_property
     def _prefixes(self) -> dict[str, bytes]:
         return {}
