@@ -122,7 +122,7 @@ def begin_clips(net: Net, name: str, rounds: int) -> None:
 
 def begin_sums(net: Net, name: str) -> None:
     """Begin an experiment whose server learns the sum of clipped changes alone."""
-    conf = "noise: 0.0, clip: 0.05, local_steps: 2"
+    conf = "noise: 0.0, clip: 0.05, local_steps: 2, personal: ['*norm*']"
     words = ("--method", "dpfedavg", "--set", "rounds=1", "--set", f"method_conf={{{conf}}}")
     secure = ("--set", f"method_conf={{{conf}, sums: secure}}")
     begin(net, name, "kws", net.root / "clips", *words, signed=secure)

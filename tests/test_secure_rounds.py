@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import commands
 import numpy as np
 import private_world
 import pytest
@@ -476,3 +479,23 @@ def test_attacks_see_one_sum_of_all(root, tmp_path):
     for _, sent in victims.states(CLIENTS):
         for name, one in following.items():
             assert (sent[name] == one).all()
+
+
+def test_ranks_do_each_step_of_a_secure_sum(root, tmp_path):
+    path = begin(root, tmp_path / "exp")
+    keys = keys_for(root, path)
+    command = ("-m", "fedtools", "rounds", path, "--to", "2", "--keys", keys)
+    ranks = [
+        commands.start(
+            *(sys.executable, *command),
+            env={"RANK": str(rank), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cold=True,
+        )
+        for rank in (1, 0)
+    ]
+    for one in ranks:
+        _, said = one.communicate(timeout=100)
+        assert one.returncode == 0, said
+    assert state(path, 3) == state(root / "plain", 3)

@@ -26,6 +26,7 @@ from fedtools.models.keywords.base import Sizes
 from fedtools.models.pretrained.options import Generation, Pretrained
 from fedtools.models.training import Training
 from fedtools.privacy.options import Privacy
+from fedtools.privacy.secagg.plan import Options as SecureSums
 from fedtools.report.keys import keys_of
 from fedtools.tasks.lm.model import LmTraining
 
@@ -88,7 +89,11 @@ def _methods() -> list[str]:
         method = METHODS.get(name, None)
         if Path(inspect.getfile(method)).is_relative_to(_ROOT):
             parts += _part(f"{method.title}: `--method {name}`", "method_conf", method, level=3)
-    return [*parts, *_part("Privacy", "method_conf.privacy", Privacy, level=3)]
+    sections = (
+        ("Privacy", "method_conf.privacy", Privacy),
+        ("Secure sums", "method_conf.sums_conf", SecureSums),
+    )
+    return [*parts, *(line for one in sections for line in _part(*one, level=3))]
 
 
 def _networks() -> list[str]:
