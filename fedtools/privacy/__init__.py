@@ -10,7 +10,9 @@ Of models, see README.md:
 
     clipping    clients' changes, clipped to a norm, in whole steps
     gaussian    rounded Gaussian noise from a stream of the key
+    discrete_gaussian  discrete Gaussian noise from a stream, whose sums are nearly the same
     accountant  epsilon of Gaussian noise, over rounds and experiments
+    distributed  epsilon of noise that clients add themselves, before a secure sum
     user_plan   noise and accounting of an experiment, fixed before the first round
     model_releases  the noisy mean change of each round, and secret samples
     user_ledger, statement  what was spent, and what is promised
