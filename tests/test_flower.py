@@ -174,11 +174,11 @@ def change(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def go(net: Net, name: str, *more: str) -> Result:
+def go(net: Net, name: str, *more: str, seconds: float = flower_net.PATIENCE) -> Result:
     """Run an experiment's rounds to their end."""
     command = net.flower("server", "run", net.root / "server" / f"{name}-app")
     try:
-        done = net.run("server", *command)
+        done = net.run("server", *command, seconds=seconds)
     except subprocess.TimeoutExpired:
         raise AssertionError(net.logs()) from None
     assert done.code == 0, f"{done.out}\n{done.err}\n{net.logs()}"
@@ -222,7 +222,8 @@ def test_a_round_has_the_bytes_of_one_machine_and_costs_what_the_ledger_says(net
 
 def test_a_server_learns_the_sum_alone(net, key):
     begin_sums(net, "sums")
-    done = go(net, "sums")
+    # Each of 15 messages starts a process.
+    done = go(net, "sums", seconds=2 * flower_net.PATIENCE)
     assert done.out.count("site a has answered") == 5
     whole, parts = net.root / "world/sums-whole", net.root / "server/sums"
     path = "round_0002/global.safetensors"

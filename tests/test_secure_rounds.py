@@ -81,6 +81,7 @@ def test_rounds_have_the_bytes_of_plain_sums(root, tmp_path):
         "seconds": "0.000",
     }
     assert not [*path.glob("tensorboard/train/*")]
+    inside("show", path, "--clients").fails(1, "secure sums: nobody sees what one client sends")
 
 
 def test_single_commands_name_the_next_one(root, path, keys):
@@ -352,6 +353,31 @@ def test_noise_is_added_to_the_same_sum(root, tmp_path, monkeypatch):
     assert "4.37718" in inside("privacy", path).ok().out
 
 
+def test_noise_that_clients_add_themselves(root, tmp_path):
+    own = "method_conf={epsilon: 8.0, clip: 0.05, local_steps: 2, sums: secure, trust: clients}"
+    path = tmp_path / "exp"
+    said = init(root, path, own).ok().out
+    found = re.search(r"noise of (\d+) steps: epsilon 8 against the server, ([\d.]+) if all", said)
+    # The fewest honest ones are 5 survivors less a colluder. Of 7 there is more noise.
+    deviation, central = float(found[1]), float(found[2])
+    assert 5 < central < 6
+    inside("rounds", path, "--keys", keys_for(root, path)).ok()
+    noise = moved(path) - sum_without(root, set())
+    assert abs(noise.std() / (deviation * np.sqrt(N)) - 1) < 0.1
+    later = private_world.released(path, 2) * N * STEPS / CLIP
+    assert abs(np.corrcoef(noise, later)[0, 1]) < 0.2
+    # zCDP by hand: three rounds, four honest clients, and all orders.
+    rho = 3 * STEPS**2 / (2 * 4 * deviation**2)
+    orders = np.linspace(1.01, 60, 200_000)
+    bound = orders * rho + np.log1p(-1 / orders) - np.log(orders * 1e-5) / (orders - 1)
+    assert abs(bound.min() - 8) < 1e-3
+    total = read_tsv(path / "dp.tsv", None) if inside("privacy", path).ok() else []
+    assert float(total[-1]["spent"]) == pytest.approx(8, abs=1e-3)
+    inside("publish", path, tmp_path / "out").ok()
+    text = (tmp_path / "out/README.md").read_text()
+    assert "discrete Gaussian" in text and "It need not be trusted" in text
+
+
 # Boxes
 
 
@@ -430,6 +456,13 @@ def test_keys_that_are_not_there_or_others(root, path, keys):
             "no secure sum of 7 clients",
         ),
         (SECURE[:-1] + ", cohorts: 3}", "all", "sums_conf: a secure sum of"),
+        (PLAIN[:-1] + ", trust: clients}", None, "trust: noise of clients is hidden by sums: se"),
+        (SECURE[:-1] + ", trust: clients, cohorts: 2}", "all", "trust: clients draw no noise that"),
+        (
+            SECURE.replace("noise: 0.0", "noise: 0.000001")[:-1] + ", trust: clients}",
+            "all",
+            "steps are too small",
+        ),
     ],
 )
 def test_experiments_that_are_not_begun(root, tmp_path, setting, keys, said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -202,3 +203,27 @@ def test_secure_sums_over_sites_need_a_roster(root, tmp_path):
     )
     keys = ("--client-keys", root / "client_keys.tsv", "--roster", root / "roster.tsv")
     world.init(root, tmp_path / "exp", SECURE, *sites, *keys).fails(1, "leave --client-keys out")
+
+
+def test_a_site_reckons_epsilon_by_the_noise_that_it_adds(root, tmp_path):
+    sites = ("--sites", root / "sites.tsv", "--roster", root / "roster.tsv")
+    own = "method_conf={epsilon: 8.0, clip: 0.05, local_steps: 2, sums: secure, trust: clients}"
+    path = begin(root, tmp_path / "exp", own, *sites)
+    # A server that promises more than the noise keeps, in a capsule that it has signed.
+    plan = yaml.safe_load((path / "privacy.yaml").read_text())
+    plan |= {"epsilon": 1.0, "noise": 9.0}
+    (path / "privacy.yaml").write_text(yaml.safe_dump(plan))
+    sums = (path / "sha256sums").read_text().splitlines()
+    digest = hashlib.sha256((path / "privacy.yaml").read_bytes()).hexdigest()
+    changed = [f"{digest}  privacy.yaml" if " privacy.yaml" in one else one for one in sums]
+    (path / "sha256sums").write_text("\n".join(changed) + "\n")
+    key, request, capsule = root / "server.key", tmp_path / "request", tmp_path / "capsule"
+    inside("site", path, "--site", "east", "--key", key, capsule).ok()
+    inside("sample", path).ok()
+    inside("site", path, "--site", "east", "--round", "1", "--key", key, request).ok()
+    words = ("--data", f"train={root / 'train'}", "--key", root / "east.key")
+    for most, said in ((7.9, "the site allows no an epsilon of 8, but 7.9"), (8.1, "")):
+        (tmp_path / "bounds.yaml").write_text(f"largest_epsilon: {most}\n")
+        command = ("site-round", capsule, request, tmp_path / f"answer{most}", *words)
+        done = inside(*command, "--bounds", tmp_path / "bounds.yaml")
+        done.fails(1, said) if said else done.ok()

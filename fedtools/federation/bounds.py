@@ -21,6 +21,7 @@ from fedtools.exchange.signed import FILE as ROSTER
 from fedtools.federation.code import kinds_of, own_files
 from fedtools.federation.federation import Federation
 from fedtools.methods.base import Changes, Phase
+from fedtools.privacy.secagg.plan import plan
 from fedtools.privacy.user_plan import UserPlan
 
 Kind = Literal["models", "changes", "features"]
@@ -165,6 +166,19 @@ def _of_client(federation: Federation, client: str, phase: Phase, bounds: Bounds
     return ""
 
 
+def _epsilon(federation: Federation) -> float | None:
+    """Return the epsilon of an experiment: as the server says, or with the clients' own noise.
+
+    The latter follows from what these clients add, whatever the capsule says of it.
+    """
+    found, sums = UserPlan.read(federation.experiment.path), federation.method.secure_sums
+    if not found.own_deviation or sums is None:
+        return found.epsilon
+    numbers = plan(sums, len(federation.experiment.client_keys))
+    honest = numbers.least - numbers.colluding
+    return found.with_shares(honest).epsilon
+
+
 def _of_sums(federation: Federation, bounds: Bounds) -> str:
     """Return that secure sums are missing where they are required; "" otherwise."""
     if (bounds.secure_sums or bounds.least_summed) and federation.method.secure_sums is None:
@@ -179,7 +193,7 @@ def _of_privacy(federation: Federation, bounds: Bounds) -> str:
         return "training without user-level privacy (privacy)" if bounds.privacy else ""
     if bounds.largest_clip is not None and privacy.clip > bounds.largest_clip:
         return f"changes of norm {privacy.clip:g}, but {bounds.largest_clip:g} (largest_clip)"
-    spent = UserPlan.read(federation.experiment.path).epsilon
+    spent = _epsilon(federation)
     if most is not None and (spent is None or spent > most):
         found = "an unbounded epsilon" if spent is None else f"an epsilon of {spent:g}"
         return f"{found}, but {most:g} (largest_epsilon)"

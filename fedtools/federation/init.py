@@ -41,7 +41,12 @@ from fedtools.exchange.states import row_bytes, save_state, spec_of
 from fedtools.federation.code import CODE, defaults_of, kinds_of, own_files, write_code
 from fedtools.federation.secure_round import check_sums
 from fedtools.federation.site_facts import check_possible, read_told, sums_by_site, sums_of_sites
-from fedtools.federation.user_privacy import begin_protection, noise_key_of, plan_of
+from fedtools.federation.user_privacy import (
+    begin_protection,
+    noise_key_of,
+    noise_of_clients,
+    plan_of,
+)
 from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Changes, Method
 from fedtools.models.adapt.adaptation import BASE, has_base
@@ -209,6 +214,7 @@ def _size_of(experiment: Experiment, method: Method, whole: State, sent: State) 
         back = ", and as much comes back" * alike
         if method.secure_sums:
             found.append(f"secure sums: {plan(method.secure_sums, taken)}")
+            found += noise_of_clients(experiment.path, taken)
         if experiment.roster:
             fingerprint = experiment.sums[ROSTER]
             found.insert(0, f"a roster of {len(experiment.roster)} keys, fingerprint {fingerprint}")

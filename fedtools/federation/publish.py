@@ -74,7 +74,7 @@ def _check(federation: Federation, protection: UserProtection) -> None:
     """Raise a `UserError` if what an experiment has released is not private."""
     releases, path = protection.releases, federation.experiment.path
     releases.record.check()
-    if not releases.plan.deviation:
+    if releases.plan.epsilon is None:
         remedy = "begin an experiment with method_conf.epsilon"
         raise UserError("no noise was added", path=path / FILE, remedy=remedy)
     if releases.plan.simulated_users > 1:

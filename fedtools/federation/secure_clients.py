@@ -22,6 +22,8 @@ from fedtools.core.errors import UserError
 from fedtools.core.untrusted import open_received
 from fedtools.exchange.states import Spec
 from fedtools.federation.secure_round import ALL, EACH, SecureRound
+from fedtools.privacy.discrete_gaussian import discrete_gaussian
+from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.secagg.boxes import BoxWriter, read_box, write_box
 from fedtools.privacy.secagg.holder import Attempt, Holder
 from fedtools.privacy.secagg.keys import KEYS_BYTES
@@ -134,6 +136,7 @@ class _Steps:
                         if (number := numbers[client]) not in there:
                             continue
                         try:
+                            values += self._noise(client)
                             message = there[number].masked(given[number], values)
                         except UserError as error:
                             self._say(number, error)
@@ -143,6 +146,15 @@ class _Steps:
             self._kept.bind("sent", Step.MASKED.name.lower(), sha256(temporary))
             self._holder.keep(self._session, self._job, self._kept)
         self._stay(sending)
+
+    def _noise(self, client: str) -> np.ndarray | int:
+        """Return the noise that a client adds to its change, the same in an attempt."""
+        deviation, size = self._round.own_deviation, self._session.size
+        if not deviation:
+            return 0
+        key = NoiseKey(self._kept.secrets_of(client).noise)
+        stream = key.stream("share", self._kept.session, client, deviation.hex())
+        return discrete_gaussian(stream, deviation, size)
 
     def _stay(self, there: dict[int, Participant]) -> None:
         """Keep participants for the next step in this process, instead of resuming them then."""

@@ -26,11 +26,13 @@ from fedtools.core.text_files import read_lines
 from fedtools.exchange.options import Options
 from fedtools.exchange.states import Spec
 from fedtools.methods.base import Changes, Method
+from fedtools.privacy.gaussian import most_noise
 from fedtools.privacy.model_releases import cohort_of
 from fedtools.privacy.secagg.plan import plan
 from fedtools.privacy.secagg.session import Session
 from fedtools.privacy.secagg.signed import Step
 from fedtools.privacy.secagg.survivors import read_list
+from fedtools.privacy.user_plan import UserPlan
 
 if TYPE_CHECKING:
     from fedtools.exchange.experiment import Experiment
@@ -71,8 +73,13 @@ class SecureRound:
             roster={name: keys[name] for name in names},
             plan=plan(options, len(names)),
             size=sum(sizes),
-            most=sends.grid.steps,
+            most=sends.grid.steps + most_noise(self.own_deviation),
         )
+
+    @cached_property
+    def own_deviation(self) -> float:
+        """Return the standard deviation of each client's own noise, in steps; 0 for none."""
+        return UserPlan.read(self._experiment.path).own_deviation
 
     @property
     def spec(self) -> Spec:

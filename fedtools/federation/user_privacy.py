@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import sqrt
 from pathlib import Path
 
 from fedtools.core.errors import UserError, some
@@ -12,8 +13,10 @@ from fedtools.data.datadir import read_table
 from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.options import Options
 from fedtools.methods.base import Method
+from fedtools.privacy.accountant import Gaussian, epsilon_of
 from fedtools.privacy.key import key_path, make_key, read_key
 from fedtools.privacy.model_releases import ModelReleases, begin
+from fedtools.privacy.secagg.plan import plan
 from fedtools.privacy.user_plan import UserPlan
 from fedtools.server.server import Release
 from fedtools.tasks.facts import Facts
@@ -75,7 +78,28 @@ def plan_of(
     if (delta := method.user_privacy.delta) >= 1 / options.clients:
         problem = f"delta is {delta:g}, and there are {options.clients:,} clients"
         print(f"warning: {where}: {problem}: choose it well below 1 / clients", file=sys.stderr)
-    return UserPlan.of(method.user_privacy, options, where, listed)
+    honest = 0
+    if method.secure_sums:
+        sums = plan(method.secure_sums, len(clients))
+        honest = sums.least - sums.colluding
+    return UserPlan.of(method.user_privacy, options, where, listed, honest)
+
+
+def noise_of_clients(path: Path, clients: int) -> list[str]:
+    """Return what is to be said of the noise that clients add, if they do.
+
+    Beside epsilon as the least honest clients give it, against the server, stands that of the
+    whole noise of all clients, against who sees the model alone.
+    """
+    found = UserPlan.read(path)
+    if not found.own_deviation:
+        return []
+    whole = found.own_deviation * sqrt(clients) / found.grid.steps
+    central = epsilon_of([Gaussian(whole, found.rounds)], found.delta)
+    return [
+        f"each client adds noise of {found.own_deviation:.6g} steps: epsilon {found.epsilon:.4g} "
+        f"against the server, {central:.4g} if all take part and none colludes"
+    ]
 
 
 def check_apart(people: set[str], facts: Facts, valid: Path, what: str, where: str | Path) -> None:

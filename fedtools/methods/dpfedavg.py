@@ -35,7 +35,7 @@ from fedtools.methods.base import SHARED, Changes, Phase, TaskPart
 from fedtools.methods.fedavg import FedAvg
 from fedtools.methods.fedopt import FedOpt
 from fedtools.privacy.clipping import Grid
-from fedtools.privacy.options import UserPrivacy
+from fedtools.privacy.options import CLIENTS, UserPrivacy
 from fedtools.privacy.secagg.plan import Options as SecureSums
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ class DpFedAvg(FedOpt, UserPrivacy):
         if self.sums == PLAIN:
             if self.sums_conf:
                 raise ValueError("sums_conf: is used with sums: secure alone")
+            if self.trust == CLIENTS:
+                raise ValueError("trust: noise of clients is hidden by sums: secure alone")
             return None
         return from_mapping(SecureSums, self.sums_conf, "sums_conf")
 

@@ -36,6 +36,7 @@ from math import comb, exp, expm1, floor, isfinite, log1p, log2, log10, sqrt
 from typing import Any
 
 from fedtools.core.errors import INSTALL_PRIVACY, UserError
+from fedtools.privacy.distributed import epsilon_of_rho
 
 # Larger noise multipliers are not searched.
 _MOST_NOISE = 1e6
@@ -61,12 +62,15 @@ class Gaussian:
         share: the probability with which a client takes part in a round, in secret and independent
             of all other clients and rounds; 1: all clients take part in all rounds.
         clients: the number of clients that are one person, who is to be protected.
+        discrete: whether the noise is a sum of discrete Gaussians, see
+            `fedtools.privacy.distributed`; z then is what has its rho, 1 / (2 z^2) a round.
     """
 
     noise: float
     rounds: int
     share: float = 1.0
     clients: int = 1
+    discrete: bool = False
 
     def __post_init__(self) -> None:
         """Check all values.
@@ -96,15 +100,18 @@ def epsilon_of(mechanisms: Sequence[Gaussian], delta: float) -> float:
         delta: above 0 and below 1; if a share is below 1, at least 1e-12.
 
     Returns:
-        Epsilon. If all shares are 1, it is exact. Otherwise it is too large by 1e-4 of itself or
-        less, and by up to 1 % with shares below 0.001; it may be wrong by 1 % with a delta below
-        1e-10.
+        Epsilon. With discrete noise it is a bound. Otherwise, if all shares are 1, it is exact. If
+        not, it is too large by 1e-4 of itself or less, and by up to 1 % with shares below 0.001; it
+        may be wrong by 1 % with a delta below 1e-10.
 
     Raises:
         UserError: if a share is below 1 and dp-accounting is missing.
         ValueError: if delta is out of range.
     """
     _check_delta(delta, mechanisms)
+    if any(one.discrete for one in mechanisms):
+        # A Gaussian has that rho, too, also with a sample, of which this takes no account.
+        return epsilon_of_rho(_joint_mu(mechanisms) ** 2 / 2, delta)
     closed = _epsilon_of_mu(_joint_mu(mechanisms), delta)
     if _all_take_part(mechanisms):
         return closed
@@ -197,6 +204,8 @@ def accountant_of(mechanisms: Sequence[Gaussian]) -> str:
     Raises:
         UserError: if a share is below 1 and dp-accounting is missing.
     """
+    if any(one.discrete for one in mechanisms):
+        return "zCDP of the distributed discrete Gaussian (Kairouz et al., 2021)"
     if _all_take_part(mechanisms):
         return "closed form of Gaussian noise (Balle and Wang, 2018)"
     import_dp_accounting()

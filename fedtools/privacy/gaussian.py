@@ -37,6 +37,7 @@ deviation / 2^45 of the values is decided to 60 digits, which takes about 0.1 ms
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,11 @@ def rounded_gaussian(stream: Stream, deviation: float, size: int) -> np.ndarray:
         part = values[start : start + _CHUNK]
         part[:] = _chunk(stream, number, float(deviation), len(part))
     return values
+
+
+def most_noise(deviation: float) -> int:
+    """Return a bound on the magnitude of what is drawn, also of a discrete Gaussian; 0 for 0."""
+    return ceil(16.3 * deviation) + 1 if deviation else 0
 
 
 def _chunk(stream: Stream, number: int, deviation: float, size: int) -> np.ndarray:

@@ -14,6 +14,7 @@ INCREMENTS: Final = "increments"
 CUMULATIVE: Final = "cumulative"
 SERVER: Final = "server"
 CLIENT: Final = "client"
+CLIENTS: Final = "clients"
 NONE: Final = "none"
 LAPLACE: Final = "laplace"
 PAPER: Final = "paper"
@@ -92,6 +93,11 @@ class UserPrivacy:
             `clients_per_round` with `sampling: poisson` draws.
         bands: b, rounds over which the noise of cohorts is correlated, see
             `fedtools.privacy.banded`: from 1, for independent noise, to m, which is the default.
+        trust: who adds the noise. "server", to the sum of what it sees; "clients", each its share
+            to its own change, before a secure sum: then epsilon also holds against the server, with
+            as many clients lost and colluding as `sums_conf` says. It is that of zCDP, some per
+            cent more than the closed form, and the noise is sized for the fewest honest clients
+            that can be in a sum.
         simulated_users: factor by which the noise on the mean is divided, as if there were that
             many times as many clients. Above 1 the protection is not that of `epsilon`, but what
             the ledger says.
@@ -103,6 +109,7 @@ class UserPrivacy:
     noise: NonNegative | None = None
     cohorts: Natural = 0
     bands: Natural | None = None
+    trust: Literal["server", "clients"] = SERVER
     simulated_users: AboveZero = 1.0
 
     def __post_init__(self) -> None:
@@ -129,6 +136,9 @@ class UserPrivacy:
         if self.bands is not None and not 1 <= self.bands <= self.cohorts:
             problem = f"bands is {self.bands}; it must be from 1 to the number of cohorts"
             raise ValueError(f"{problem}, {self.cohorts}")
+        if self.trust == CLIENTS and self.cohorts:
+            problem = "draw no noise that is correlated over rounds: leave cohorts out"
+            raise ValueError(f"trust: clients {problem}")
         if not 1 <= self.simulated_users <= _MOST_NOISE:
             problem = f"simulated_users is {self.simulated_users:g}"
             raise ValueError(f"{problem}; it must be from 1 to {_MOST_NOISE}")

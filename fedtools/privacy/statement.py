@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedtools.privacy.banded import norm_of
+from fedtools.privacy.options import CLIENTS
 from fedtools.privacy.user_plan import UserPlan
 
 _TEXT = """# A model with user-level differential privacy
@@ -26,7 +27,7 @@ and for every set S of folders,
 | clients | {clients:,}, {list} |
 | who takes part in a round | {who} |
 | bound on a client's change, C | norm {clip:g}, over all tensors together |
-| noise on a sum of changes | Gaussian, {noise} |
+| noise on a sum of changes | {noise} |
 | accountant | {accountant} |
 
 It rests on this:
@@ -34,8 +35,7 @@ It rests on this:
 - The list of clients, C, the number of rounds, and all options were chosen without the clients'
   data, or on data of other people. Trials of options on the same clients' data, and other models of
   them, are further releases: `fedtools privacy EXP EXP ...` adds them up.
-- The server, which saw each client's clipped change, is trusted, and so is who holds the noise key;
-  nothing else of the experiment's folder was given away.
+- {trusted}
 - The start of the model, its frozen layers, labels and tokens come from other data than the
   clients'. What a pretrained model's own training data were is outside of epsilon.
 - The noise is pseudorandom, by SHAKE-256 under a key that BLAKE2b derives from a secret random one:
@@ -49,6 +49,12 @@ the states that the server sent to the clients, and last the one that it compute
 # Above it, whether a client had data may be told from the model with near certainty.
 _LARGE = 10.0
 _WEAK = "An epsilon as large as this one bounds little."
+_SERVER = """\
+The server, which saw each client's clipped change, is trusted, and so is who holds the noise key;
+  nothing else of the experiment's folder was given away."""
+_CLIENTS = """\
+The server saw no client's change, but their sum, with the noise of each. It need not be trusted, as
+  long as no more clients worked with it, or were lost, than the options say."""
 _FROM_DATA = "those who had data: no list was given, and who had any is taken as public"
 
 
@@ -61,13 +67,19 @@ def statement(plan: UserPlan, total: Mapping[str, str], draws: int) -> str:
         draws: the number of releases, those drawn again included.
     """
     who = "all clients in every round"
-    noise = f"standard deviation {plan.noise:.6g} C in each value"
+    noise, trusted = f"Gaussian, standard deviation {plan.noise:.6g} C in each value", _SERVER
+    if plan.trust == CLIENTS:
+        noise = f"of each client, discrete Gaussian of {plan.own_deviation:.6g} steps of C / 2^20; "
+        noise += f"of the fewest honest ones together {plan.noise:.6g} C"
+        trusted = _CLIENTS
     if plan.share < 1:
         who = f"a secret Poisson sample, each client with probability {plan.share:g}"
     if plan.cohorts:
         bands, norm = len(plan.coefficients), norm_of(plan.coefficients)
         who = f"one of {plan.cohorts} cohorts in turn, each client's by a hash of its name"
-        noise = f"correlated over {bands} rounds, of {plan.noise * norm:.6g} C before it is"
+        noise = (
+            f"Gaussian, correlated over {bands} rounds, of {plan.noise * norm:.6g} C before it is"
+        )
     return _TEXT.format(
         unit=total["unit"],
         spent=total["spent"],
@@ -82,5 +94,6 @@ def statement(plan: UserPlan, total: Mapping[str, str], draws: int) -> str:
         who=who,
         clip=plan.clip,
         noise=noise,
+        trusted=trusted,
         accountant=plan.accountant,
     )

@@ -9,8 +9,8 @@ the noise does not change with the version of a library that computed it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
-from math import ceil
+from dataclasses import asdict, dataclass, replace
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,16 @@ from fedtools.privacy.accountant import (
     noise_for,
 )
 from fedtools.privacy.banded import UNIT, make_coefficients, norm_of
-from fedtools.privacy.clipping import Grid
+from fedtools.privacy.clipping import STEPS, Grid
+from fedtools.privacy.discrete_gaussian import LEAST_DEVIATION as LEAST_SHARE
+from fedtools.privacy.distributed import Distributed, epsilon_of_rho, share_for
 from fedtools.privacy.gaussian import LEAST_DEVIATION, MOST_DEVIATION
-from fedtools.privacy.options import UserPrivacy
+from fedtools.privacy.options import CLIENTS, SERVER, UserPrivacy
 from fedtools.privacy.record import Row
 
 FILE = "privacy.yaml"
+# Values of a vector, more than any has: what they count for is far below all digits.
+_MOST_VALUES = 1 << 34
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,9 @@ class UserPlan:
         simulated_users: see `UserPrivacy`; epsilon is that of the noise that is really added.
         accountant: the method, and version of the library, that computed epsilon.
         listed: whether the list of clients was given, and not made from the data.
+        trust: who adds the noise: "server" or "clients".
+        own_deviation: with noise of clients, the standard deviation of each one's, in steps; z is
+            what the fewest honest clients of a sum add together.
     """
 
     clip: float
@@ -67,16 +74,24 @@ class UserPlan:
     simulated_users: float
     accountant: str
     listed: bool
+    trust: str = SERVER
+    own_deviation: float = 0.0
 
     @classmethod
     def of(
-        cls, privacy: UserPrivacy, options: Options, where: str | Path, listed: bool
+        cls,
+        privacy: UserPrivacy,
+        options: Options,
+        where: str | Path,
+        listed: bool,
+        honest: int = 0,
     ) -> UserPlan:
         """Plan an experiment, whose `options` have the number of clients and of rounds.
 
         Args:
             where: where the options were read from, for messages.
             listed: whether the list of clients was given, and not made from the data.
+            honest: with noise of clients, the fewest honest ones in a sum.
 
         Raises:
             UserError: if no epsilon is given, a sample is not secret, or epsilon is not to be had.
@@ -89,11 +104,14 @@ class UserPlan:
             problem = f"method_conf: delta is {privacy.delta:g}; with a secret sample"
             raise UserError(f"{problem} it must be at least {LEAST_DELTA:g}", path=where)
         turns = ceil(rounds / privacy.cohorts) if privacy.cohorts else rounds
-        if noise is None:
+        own, discrete = 0.0, privacy.trust == CLIENTS
+        if discrete:
+            noise, own = _noise_of_clients(privacy, rounds, honest, where)
+        elif noise is None:
             assert privacy.epsilon is not None
             noise = noise_for(privacy.epsilon, privacy.delta, turns, share)
         added = noise / privacy.simulated_users
-        spent = [Gaussian(added, turns, share)] if added else []
+        spent = [Gaussian(added, turns, share, discrete=discrete)] if added else []
         bands = min(privacy.bands or privacy.cohorts, rounds) if privacy.cohorts else 1
         found = cls(
             clip=privacy.clip,
@@ -108,6 +126,8 @@ class UserPlan:
             simulated_users=privacy.simulated_users,
             accountant=accountant_of(spent) if spent else "-",
             listed=listed,
+            trust=privacy.trust,
+            own_deviation=own,
         )
         if found.deviation and not LEAST_DEVIATION <= found.deviation <= MOST_DEVIATION:
             size = "small" if found.deviation < LEAST_DEVIATION else "large"
@@ -126,9 +146,22 @@ class UserPlan:
         found: Mapping[str, Any] = read_yaml(path)
         return from_mapping(cls, found, path)
 
+    def with_shares(self, honest: int) -> UserPlan:
+        """Return the plan with z and epsilon as they follow from the clients' own noise.
+
+        Args:
+            honest: the fewest honest clients in a sum.
+        """
+        shares = Distributed(self.own_deviation, honest, STEPS * 1.0, _MOST_VALUES, self.rounds)
+        noise = self.simulated_users * sqrt(self.rounds / (2 * shares.rho))
+        return replace(self, noise=noise, epsilon=epsilon_of_rho(shares.rho, self.delta))
+
     def write(self, experiment: Path) -> None:
         """Write the plan into the folder of an experiment."""
-        write_yaml(experiment / FILE, asdict(self) | {"coefficients": list(self.coefficients)})
+        fields = asdict(self) | {"coefficients": list(self.coefficients)}
+        if self.trust == SERVER:
+            del fields["trust"], fields["own_deviation"]
+        write_yaml(experiment / FILE, fields)
 
     @property
     def grid(self) -> Grid:
@@ -137,10 +170,12 @@ class UserPlan:
 
     @property
     def deviation(self) -> float:
-        """Return the standard deviation of the noise, in steps of the whole numbers it is added to.
+        """Return the standard deviation of the server's noise, in steps of what it is added to.
 
-        These are sums; with cohorts, sums with coefficients.
+        These are sums; with cohorts, sums with coefficients. It is 0 if clients add the noise.
         """
+        if self.trust == CLIENTS:
+            return 0.0
         steps = self.grid.steps * (UNIT * norm_of(self.coefficients) if self.cohorts else 1)
         return self.noise * steps / self.simulated_users
 
@@ -170,9 +205,35 @@ class UserPlan:
         if not added or not released:
             return None
         if not self.cohorts:
-            return Gaussian(added, len(released), self.share if sampled else 1.0)
+            share, discrete = self.share if sampled else 1.0, self.trust == CLIENTS
+            return Gaussian(added, len(released), share, discrete=discrete)
         turns = ceil(max(row.number for row in released) / self.cohorts)
         return Gaussian(added, turns * max(row.draw for row in released))
+
+
+def _noise_of_clients(
+    privacy: UserPrivacy, rounds: int, honest: int, where: str | Path
+) -> tuple[float, float]:
+    """Return z, and the standard deviation in steps of each client's noise.
+
+    Raises:
+        UserError: if a share would be too small to be accounted for.
+    """
+    norm = STEPS * 1.0
+    if privacy.epsilon is not None:
+        share = share_for(privacy.epsilon, privacy.delta, rounds, norm, honest, _MOST_VALUES)
+    else:
+        assert privacy.noise is not None
+        share = privacy.noise * norm / sqrt(honest)
+    if not share:
+        return 0.0, 0.0
+    drawn = share / privacy.simulated_users
+    if not LEAST_SHARE <= drawn <= MOST_DEVIATION:
+        size = "small" if drawn < LEAST_SHARE else "large"
+        problem = f"method_conf: shares of noise of {drawn:.3g} steps are too {size}"
+        raise UserError(problem, path=where, remedy="choose another epsilon or noise")
+    rho = Distributed(drawn, honest, norm, _MOST_VALUES, 1).rho
+    return privacy.simulated_users / sqrt(2 * rho), drawn
 
 
 def _share(options: Options, privacy: UserPrivacy, where: str | Path) -> float:

@@ -44,6 +44,9 @@ def clients_table(experiment: Experiment, at: int | None = None) -> str:
     start = folder.shared_state()
     options = experiment.options
     method = make_method(options.method, options.method_conf, experiment.path / "config.yaml")
+    if method.secure_sums:
+        problem = "secure sums: nobody sees what one client sends"
+        raise UserError(problem, path=experiment.path, remedy="leave --clients out")
     sends = method.phase(at).sends
     step = sends.grid.step if isinstance(sends, Changes) else None
     rows = _messages(folder.path, folder.jobs(), start, step)
