@@ -342,6 +342,34 @@ def test_a_server_without_clients_folders_finishes_the_round(root, path, keys):
     assert not uniform(plain)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        "optimizer: adam, learning_rate: 0.01, momentum: 0.9",
+        "personal: ['head.*']",
+        "cohorts: 2",
+        "client_method: fedprox, client_conf: {proximal: 0.1}",
+    ],
+)
+def test_what_composes_with_secure_sums(root, tmp_path, more):
+    """Each cell of the page's table has the bytes of plain sums."""
+    found = []
+    for name, setting in (("plain", PLAIN), ("secure", SECURE)):
+        path = tmp_path / name
+        changed = f"{setting[:-1]}, {more}}}"
+        if name == "plain":
+            private_world.begin(root, path, changed)
+            inside("rounds", path, "--to", "2").ok()
+        else:
+            if "cohorts" in more:
+                # Of three clients none may be lost.
+                changed = changed[:-1] + ", sums_conf: {lost: 0.0}}"
+            begin(root, path, changed)
+            inside("rounds", path, "--to", "2", "--keys", keys_for(root, path)).ok()
+        found.append(state(path, 3))
+    assert found[0] == found[1] != state(root / "plain", 3)
+
+
 def test_noise_is_added_to_the_same_sum(root, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTOOLS_NONCE", "0123456789abcdef" * 2)
     noisy = "method_conf={noise: 1.0, clip: 0.05, local_steps: 2, sums: secure}"

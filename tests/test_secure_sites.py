@@ -222,7 +222,7 @@ def test_a_site_reckons_epsilon_by_the_noise_that_it_adds(root, tmp_path):
     inside("sample", path).ok()
     inside("site", path, "--site", "east", "--round", "1", "--key", key, request).ok()
     words = ("--data", f"train={root / 'train'}", "--key", root / "east.key")
-    for most, said in ((7.9, "the site allows no an epsilon of 8, but 7.9"), (8.1, "")):
+    for most, said in ((7.9, "the site allows no epsilon of 8, but 7.9"), (8.1, "")):
         (tmp_path / "bounds.yaml").write_text(f"largest_epsilon: {most}\n")
         command = ("site-round", capsule, request, tmp_path / f"answer{most}", *words)
         done = inside(*command, "--bounds", tmp_path / "bounds.yaml")

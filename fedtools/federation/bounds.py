@@ -195,6 +195,6 @@ def _of_privacy(federation: Federation, bounds: Bounds) -> str:
         return f"changes of norm {privacy.clip:g}, but {bounds.largest_clip:g} (largest_clip)"
     spent = _epsilon(federation)
     if most is not None and (spent is None or spent > most):
-        found = "an unbounded epsilon" if spent is None else f"an epsilon of {spent:g}"
+        found = "unbounded epsilon" if spent is None else f"epsilon of {spent:g}"
         return f"{found}, but {most:g} (largest_epsilon)"
     return ""
