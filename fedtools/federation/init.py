@@ -141,6 +141,9 @@ def init(
         made.check(options.task, facts.parts, options.model)
     except ValueError as error:
         raise UserError(str(error), path=where) from None
+    if (split := made.phase(1).server_data) not in {"train", *folders}:
+        problem = f"the rule {made.robust['rule']} needs labelled data of the server's own"
+        raise UserError(problem, path=where, remedy=f"give --data {split}=FOLDER")
     plan = plan_of(made, options, facts, folders, where, listed is not None, clients)
     begun = (path / FIRST).exists() and (path / "sha256sums").exists()
     states: tuple[State, State] = ({}, {})
