@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -260,6 +261,17 @@ def test_ties_zeros_and_equal_updates(tmp_path_factory, rows, root, heavy, optio
     assert done.refusals == []
 
 
+def test_equal_scores_that_rounding_makes_unequal(tmp_path):
+    """Each client sends the same values, moved on by two places: all have the same distances."""
+    values, spec = RANDOM.normal(30, 1, size=14), {"a": ((14,), "float64")}
+    states = {f"c{k}": {"a": np.roll(values, 2 * k)} for k in range(7)}
+    base = {"a": np.zeros(14)}
+    done = combined(tmp_path / "r", states, base, {"rule": "multi_krum"}, spec=spec)
+    expected = np.mean([states[f"c{k}"]["a"] for k in range(5)], axis=0)
+    np.testing.assert_allclose(load_state(tmp_path / "r" / "next")["a"], expected, atol=1e-12)
+    assert done.statuses.keys() == {"c5", "c6"}
+
+
 def test_what_the_geometric_median_minimises(tmp_path):
     """Not algorithm against algorithm: no point nearby has a smaller sum of distances."""
     base, states, _ = drawn(RANDOM, 9)
@@ -282,10 +294,11 @@ def test_any_jobs_and_threads_give_the_same_bytes(tmp_path, options, monkeypatch
     monkeypatch.setattr(aggregate, "_CHUNK", 4000)
     monkeypatch.setattr(aggregate, "_LONG", 1000)
     monkeypatch.setattr(updates, "_TOGETHER", 9000)
+    # In float64 the last bit of every share shows.
     spec = {
-        "long": ((3, 4001), "float32"),
+        "long": ((3, 4001), "float64"),
         "short": ((50,), "float32"),
-        "x.running_var": ((9,), "float32"),
+        "x.running_var": ((9,), "float64"),
     }
     base, states, root = drawn(RANDOM, 11, spec=spec)
     weights, written = [float(one) for one in RANDOM.integers(1, 9, 11)], set()
@@ -318,6 +331,30 @@ def test_a_stack_of_all_values_at_once_is_the_stream(tmp_path, monkeypatch):
             found.append(load_state(folder / "next"))
         for name in SPEC:
             np.testing.assert_allclose(found[0][name], found[1][name], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("options", [OPTIONS[0], *OPTIONS[3:5], OPTIONS[9]])
+def test_memory_is_that_of_blocks(tmp_path, options, monkeypatch):
+    """Not that of all clients' tensors, 24 MB, nor of one in float64 for each thread."""
+    monkeypatch.setattr(aggregate, "_CHUNK", 4000)
+    monkeypatch.setattr(aggregate, "_LONG", 1000)
+    monkeypatch.setattr(updates, "_TOGETHER", 16_000)
+    monkeypatch.setattr(updates, "_MULTIPLIED", 16_000)
+    size = 200_000
+    spec = {"a": ((size,), "float32")}
+    states = {f"c{k:02}": {"a": np.full(size, k + 1, "float32")} for k in range(30)}
+    base, root = {"a": np.zeros(size, "float32")}, {"a": np.ones(size, "float32")}
+    messages = send(tmp_path, states, spec, split(states, 3))
+    save_state(tmp_path / "base", base)
+    save_state(tmp_path / "root", root)
+    rule, bound = make_rule(options, ""), Bound(tmp_path / "base", 0.0)
+    own = tmp_path / "root" if needs_root(options) else None
+    given = Given(rule, bound, Adapters("mean", tmp_path / "base", ""), own)
+    tracemalloc.start()
+    combine_by_rule(messages, [1.0] * 30, tmp_path / "next", spec, given)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3e6
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=NAMES)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import shlex
 import shutil
 import signal
 import time
 
+import asr_world
 import keyword_world
 import keywords
 import numpy as np
 import pytest
-from conftest import inside, ledger
+import yaml
+from conftest import ROOT, inside, ledger
 from safetensors.numpy import load_file, save_file
 from test_aggregate import sent
 from test_robust import by_paper, flat
 
 from fedtools.exchange.experiment import Experiment
 from fedtools.methods import make_method
+from fedtools.server.robust import make_rule
 from fedtools.tasks import facts_of
 
 RULES = {
@@ -281,3 +286,43 @@ def test_clients_are_shown_without_shares_that_they_do_not_have(world, plain, tm
     assert not any("%" in line for line in table) and last.startswith("server")
     *_, last = inside("show", plain / "mean", "--clients").ok().out.splitlines()
     assert "100.0 %" in last
+
+
+def test_the_command_of_the_page(world, tmp_path):
+    """As it stands there, with the world's folders in place of its names."""
+    page = (ROOT / "fedtools/server/robust/README.md").read_text()
+    (block,) = re.findall(r"```sh\n(.*?)```", page, flags=re.S)
+    places = {"EXP": tmp_path / "exp", "conf.yaml": world / "config.yaml"}
+    places |= {"CLIENTS": world / "train", "OWN": world / "root"}
+    for name, place in places.items():
+        block = re.sub(rf"(?<![\w.]){name}\b", str(place), block)
+    program, *words = shlex.split(block.replace("\\\n", " "))
+    assert program == "fedtools"
+    inside(*words).ok()
+    options = re.findall(r"`?robust: (\{.*?\})", page)
+    assert Experiment(tmp_path / "exp").options.method_conf["robust"] == {"rule": "fltrust"}
+    for text in options:
+        make_rule(yaml.safe_load(text), "page")
+
+
+def test_the_servers_own_utterances(tmp_path):
+    """In speech recognition, too, it trains as a client of that data alone would."""
+    asr = asr_world.make_world(tmp_path / "world")
+    asr_world.some_data(asr / "root", {SERVER: 4}, 2)
+    kept = ("--set", "keep_updates=true")
+    for train in ("train", "root"):
+        rule = settings_of(RULES["fltrust"] if train == "train" else {"rule": "mean"})
+        inside(
+            *("init", tmp_path / train, "--config", asr / "plain.yaml", "--method", "fedavg"),
+            *("--data", f"train={asr / train}", "--data", f"root={asr / 'root'}"),
+            *("--asset", f"tokens={asr / 'tokens'}", "--set", rule, *kept),
+        ).ok()
+        rounds(tmp_path / train, 1)
+    first, second = (load_file(tmp_path / f"train/round_000{n}/global.safetensors") for n in (1, 2))
+    (trained,) = (tensors for _, tensors in sent(tmp_path / "root" / "round_0001").values())
+    updates = {c: tensors for c, (_, tensors) in sent(tmp_path / "train" / "round_0001").items()}
+    parts = {"an update": list(first)}
+    found, _ = by_paper("fltrust", {}, updates, first, [1.0] * 3, trained, parts)
+    assert max(np.abs(found[key] - first[key]).max() for key in found) > 1e-4
+    for key, value in second.items():
+        np.testing.assert_allclose(value, found[key], rtol=0, atol=1e-6, err_msg=key)

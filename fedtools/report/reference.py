@@ -47,8 +47,8 @@ keys and defaults; `criterion` is `ctc` or `lfmmi`, and `input_size` the number 
 frame."""
 
 _ROBUST = """\
-`robust: {rule: multi_krum, attackers: 0.2}`: the name of a rule, by default `mean`, and the rule's own
-options. What each assumes is in [`server/robust/README.md`](server/robust/README.md)."""
+`robust: {rule: multi_krum, attackers: 0.2}`: the name of a rule, by default `mean`, and its own
+options. What each rule assumes is in [`server/robust/README.md`](server/robust/README.md)."""
 
 
 def page() -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.core.errors import UserError
-from fedtools.exchange.messages import LEFT_OUT, Message, Refusal
+from fedtools.exchange.messages import Message, Refusal
 from fedtools.exchange.states import Spec
 from fedtools.exchange.values import Values
 from fedtools.models.adapt.adaptation import FACTORS, OF_PRODUCTS
@@ -189,8 +189,9 @@ def _write(
             recorded[name] = fixed
         of_part = rule.statuses(part, shares[name]) if clients else []
         for message, status in zip(updates.messages, of_part, strict=True):
-            if status and statuses.get(message.client) != LEFT_OUT:
-                statuses[message.client] = status
+            if status:
+                # What is said of the weights comes first.
+                statuses.setdefault(message.client, status)
     updates.write_sum({name: shares[part_of(name)] for name in spec}, out_path)
     if (layers := layers_of(spec)) and given.adapters.how in OF_PRODUCTS and clients:
         own = shares[OF_WEIGHTS]
