@@ -122,10 +122,11 @@ def by_paper(name, options, states, base, weights, root=None, parts=None):
             step = fltrust(moved, own, part != "statistics")
         else:
             bounds[part] = low_median([float(np.linalg.norm(update)) for update in moved])
-            if options.get("norm") == "server":
+            fixed = options.get("norm" if part == "an update" else "statistics")
+            if fixed == "server":
                 bounds[part] = float(np.linalg.norm(own))
-            elif part == "an update" and options.get("norm"):
-                bounds[part] = options["norm"]
+            elif fixed:
+                bounds[part] = fixed
             step = clip(moved, weights, bounds[part])
         found |= shaped(flat(base, names) + step, base, names)
     return found, bounds
@@ -170,7 +171,7 @@ def combined(folder, states, base, options, weights=None, jobs=None, root=None, 
 OPTIONS = [
     {"rule": "clip"},
     {"rule": "clip", "norm": 2.5},
-    {"rule": "clip", "norm": "server"},
+    {"rule": "clip", "norm": "server", "statistics": 0.5},
     {"rule": "median"},
     {"rule": "multi_krum"},
     {"rule": "multi_krum", "attackers": 0.45},
@@ -412,6 +413,17 @@ def test_who_was_clipped_or_left_out(tmp_path):
     assert said["median", None] == said["geometric_median", None] == {}
 
 
+@pytest.mark.parametrize("weights", [[1.0] * 6, [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]])
+def test_a_clip_that_nobody_reaches_has_the_bytes_of_the_mean(tmp_path, weights):
+    base, states, _ = drawn(RANDOM, 6)
+    wide = {"rule": "clip", "norm": 50, "statistics": 50}
+    done = combined(tmp_path / "r", states, base, wide, weights)
+    aggregate.combine(send(tmp_path / "m", states, SPEC, [list(states)]), weights,
+                      tmp_path / "mean", SPEC)  # fmt: skip
+    assert (tmp_path / "r" / "next").read_bytes() == (tmp_path / "mean").read_bytes()
+    assert done.statuses == {}
+
+
 def test_a_recorded_bound_stays(tmp_path):
     base, states, _ = drawn(RANDOM, 5)
     kept = {"an update": 0.25, "statistics": 0.125}
@@ -622,7 +634,7 @@ def test_products_that_do_not_change_are_at_distance_zero(tmp_path):
         ({"rule": "multi_krum", "attackers": -0.1}, "greater than or equal to 0"),
         ({"rule": "clip", "norm": 0}, "greater than 0"),
         ({"rule": "clip", "norm": "clients"}, "norm"),
-        ({"rule": "clip", "attackers": 0.1}, "unknown option 'attackers'; known: norm"),
+        ({"rule": "clip", "attackers": 0.1}, "unknown option 'attackers'; known: norm, stat"),
         ({"rule": "geometric_median", "iterations": 0}, "greater than or equal to 1"),
         ({"rule": "geometric_median", "smoothing": 0.0}, "greater than 0"),
         ({"rule": 3}, "unknown robust rule '3'"),

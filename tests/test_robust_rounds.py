@@ -28,7 +28,7 @@ from fedtools.tasks import facts_of
 
 RULES = {
     "clip": {"rule": "clip"},
-    "clip-server": {"rule": "clip", "norm": "server"},
+    "clip-server": {"rule": "clip", "norm": "server", "statistics": "server"},
     "median": {"rule": "median"},
     "multi_krum": {"rule": "multi_krum", "attackers": 0.3},
     "geometric_median": {"rule": "geometric_median"},

@@ -34,6 +34,7 @@ from fedtools.server.aggregate import (
 from fedtools.server.changed_products import changed_products
 from fedtools.server.products import (
     Adapters,
+    combine_models,
     layers_of,
     outside_products,
     put_products,
@@ -192,6 +193,11 @@ def _write(
             if status:
                 # What is said of the weights comes first.
                 statuses.setdefault(message.client, status)
+    if rule.is_mean and clients and all(np.array_equal(one, scaled) for one in shares.values()):
+        # Nothing was changed, so that the bytes are those of the mean.
+        messages = updates.messages
+        combine_models(messages, weights, out_path, spec, given.adapters, values=given.values)
+        return Ruled([], statuses, recorded)
     updates.write_sum({name: shares[part_of(name)] for name in spec}, out_path)
     if (layers := layers_of(spec)) and given.adapters.how in OF_PRODUCTS and clients:
         own = shares[OF_WEIGHTS]

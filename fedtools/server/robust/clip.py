@@ -5,7 +5,8 @@ section 4, "norm thresholding of updates":
 
     w <- w + sum_k p_k D_k min(1, M / |D_k|)        D_k = w_k - w, p_k the client's weight
 
-M is fixed: a bound that follows the round's own updates grows when attackers send longer ones.
+M is fixed: a bound that follows the round's own updates grows when attackers send longer ones. If
+no update is longer than M, the result has the bytes of the mean.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Clip(Rule):
     Attributes:
         norm: M, the largest norm of an update; null takes the median norm of the first round's
             updates, and "server" the norm of what the server learns in the first round from clips
-            or utterances of its own (`--data root=FOLDER`). BatchNorm statistics have a bound of
-            their own, which is never the number given here: without "server" it is the median.
+            or utterances of its own (`--data root=FOLDER`).
+        statistics: the same for BatchNorm statistics, which are clipped by themselves.
     """
 
     uses_weights: ClassVar[bool] = True
@@ -39,9 +40,10 @@ class Clip(Rule):
     records: ClassVar[bool] = True
 
     norm: AboveZero | Literal["server"] | None = None
+    statistics: AboveZero | Literal["server"] | None = None
 
     def root_in(self, number: int) -> bool:
-        return self.norm == "server" and number == 1
+        return number == 1 and "server" in (self.norm, self.statistics)
 
     def shares(self, part: Part) -> np.ndarray:
         """Return p_k min(1, M / |D_k|)."""
@@ -62,10 +64,11 @@ class Clip(Rule):
         return self._bound(part) or None
 
     def _bound(self, part: Part) -> float:
-        if isinstance(self.norm, float) and not part.statistics:
-            return self.norm
+        given = self.statistics if part.statistics else self.norm
+        if isinstance(given, float):
+            return given
         if part.bound is not None:
             return part.bound
-        if self.norm == "server":
+        if given == "server":
             return float(np.sqrt(part.root or 0.0))
         return statistics.median_low(part.norms.tolist()) if len(part.squares) else 0.0
