@@ -499,6 +499,15 @@ def test_what_is_refused_before_a_rule_sees_it(tmp_path, options):
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [OPTIONS[0], *OPTIONS[3:5], OPTIONS[9]])
+def test_a_negative_variance_alone_is_refused(tmp_path, options):
+    base, states, root = drawn(RANDOM, 4)
+    states["c02"]["norm.running_var"][0] = -1
+    root = root if needs_root(options) else None
+    (refusal,) = combined(tmp_path / "r", states, base, options, root=root).refusals
+    assert refusal.client == "c02" and "-1 is below 0" in refusal.reason
+
+
 def test_a_file_that_changes_and_weights_of_zero(tmp_path):
     base, states, _ = drawn(RANDOM, 4)
     save_state(tmp_path / "base", base)
