@@ -233,7 +233,7 @@ SMALL_PARTS = {"an update": ["a", "b"], "statistics": ["n.running_mean"]}
     options=st.sampled_from(OPTIONS),
     data=st.data(),
 )
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_ties_zeros_and_equal_updates(tmp_path_factory, rows, root, heavy, options, data):
     """Whole numbers make many of them; blocks of a few values cross every boundary."""
     folder = tmp_path_factory.mktemp("round")
@@ -303,7 +303,7 @@ def test_any_jobs_and_threads_give_the_same_bytes(tmp_path, options, monkeypatch
     }
     base, states, root = drawn(RANDOM, 11, spec=spec)
     weights, written = [float(one) for one in RANDOM.integers(1, 9, 11)], set()
-    for jobs, threads in ((1, 1), (2, 3), (4, 2), (11, 4)):
+    for jobs, threads in ((1, 1), (3, 2), (11, 4)):
         monkeypatch.setattr(updates.os, "sched_getaffinity", lambda _, n=threads: range(n))
         folder = tmp_path / str(jobs)
         with threadpool_limits(threads, "blas"):

@@ -177,7 +177,7 @@ def same(one, other) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", ["clip", "median", "multi_krum", "fltrust"])
 def test_a_client_that_sends_ten_times_its_update(world, plain, tmp_path, name):
     """By the default bound it is not refused; every rule stays nearer to the honest clients' mean.
 
@@ -259,7 +259,7 @@ def test_methods_and_tasks_without_a_use_say_why(method, task, options, said):
         made.check(task, facts_of(task, "c.yaml").parts, {})
 
 
-@pytest.mark.parametrize("method", ["fedmmd", "fedkws_ui", "fedopt"])
+@pytest.mark.parametrize("method", ["fedkws_ui", "fedopt"])
 def test_other_methods_take_a_rule(world, tmp_path, method):
     """FedOpt's step goes towards what the rule makes; the server trains by the method's update."""
     few = "clients_per_round=2"
