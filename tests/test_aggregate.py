@@ -454,6 +454,15 @@ def test_clients_who_did_not_move_do_not_lift_the_bound(tmp_path):
     assert [refusal.client for refusal in refusals] == ["c004"]
 
 
+def test_liars_who_are_most_of_those_who_move_do_not_lift_the_bound(tmp_path):
+    """Of 20, nine did not move and six lie: the median is of all, and so an honest norm."""
+    _, states = around(tmp_path, [*[0] * 9, *[1] * 5, *[1e3] * 6])
+    messages = send(tmp_path, states, MODEL, [list(states)])
+    bound = Bound(tmp_path / "base", 20)
+    refusals = combine(messages, [1] * 20, tmp_path / "mean", MODEL, bound=bound)
+    assert [refusal.client for refusal in refusals] == [f"c{number:03}" for number in range(14, 20)]
+
+
 def test_a_liar_among_idle_clients_is_refused(tmp_path):
     """Of 19 who send their model back and one who does not, nobody bounds the one."""
     _, states = around(tmp_path, [*[0] * 19, 1e4])

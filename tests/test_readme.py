@@ -13,7 +13,8 @@ from pages import CONTRIBUTING, OWN_CORPUS, SET_UP, SITES, bash, blocks
 TOP = ROOT / "README.md"
 RECIPES = sorted((ROOT / "egs").glob("*/*/README.md"))
 READMES = [TOP, *RECIPES, ROOT / "fedtools/README.md", ROOT / "tests/bench/README.md"]
-PAGES = [*READMES, CONTRIBUTING, OWN_CORPUS, SITES, ROOT / "CHANGELOG.md"]
+ROBUST = ROOT / "fedtools/server/robust/README.md"
+PAGES = [*READMES, ROBUST, CONTRIBUTING, OWN_CORPUS, SITES, ROOT / "CHANGELOG.md"]
 
 
 def commands(page: Path, heading: str = "") -> list[str]:

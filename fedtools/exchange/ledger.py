@@ -25,9 +25,9 @@ class LedgerRow(NamedTuple):
 
     `bytes_down` and `bytes_up` are sizes of sent files, those of refused messages included; a
     refused client has 0 steps, epochs and seconds, because its own report does not count. `status`
-    is OK, COLLAPSED, CAPPED, LARGE, OTHER, or the reason for which the client's message was
-    refused. If the server trains, a client whose labels collapsed has a row without costs; if the
-    data have no clients, that row is the server's.
+    is OK, COLLAPSED, CAPPED, LARGE, OTHER, CLIPPED, LEFT_OUT, or the reason for which the client's
+    message was refused. If the server trains, a client whose labels collapsed has a row without
+    costs; if the data have no clients, that row is the server's.
     """
 
     round: int

@@ -70,10 +70,12 @@ COLUMNS = (
 # model is learning to output nothing. With CAPPED, the server has lowered the weight, by
 # `Method.max_weight_ratio`. With LARGE, a few clients have most of what the server uses. With
 # OTHER, a site has another torch or processor than the server, so that its training may differ by
-# rounding from that of the server's machine.
+# rounding from that of the server's machine. With CLIPPED and LEFT_OUT, a robust rule has shortened
+# the update, or given it no share: the message is sound, and what the client keeps of the round is.
 OK, COLLAPSED, CAPPED, LARGE = "ok", "collapsed", "weight lowered", "large share"
 OTHER = "other torch or processor"
-COUNTED = OK, COLLAPSED, CAPPED, LARGE, OTHER
+CLIPPED, LEFT_OUT = "clipped", "left out by the robust rule"
+COUNTED = OK, COLLAPSED, CAPPED, LARGE, OTHER, CLIPPED, LEFT_OUT
 COLLAPSED_FROM = 0.95  # share of empty labels in a round
 
 # Of these files; sites and server must have the same.

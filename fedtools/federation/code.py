@@ -35,7 +35,8 @@ _REMEDY = "put the code back, or begin another experiment"
 
 def kinds_of(options: Options, method: Method, task: type[Task[Any]]) -> dict[str, type]:
     """Return the classes of an experiment's sections, by names such as "model.network_conf"."""
-    return {**sections_of(type(method)), **task.kinds(options)}
+    rule = {"method_conf.robust": type(method.rule)}
+    return {**sections_of(type(method)), **rule, **task.kinds(options)}
 
 
 def defaults_of(options: Options, kinds: Mapping[str, type]) -> dict[str, Any]:

@@ -154,6 +154,7 @@ def init(
     except ValueError as error:
         raise UserError(str(error), path=where) from None
     check_sums(made, options, clients, where)
+    _check_root(made, folders, where)
     plan = plan_of(made, options, facts, folders, where, listed is not None, clients)
     begun = (path / FIRST).exists() and (path / "sha256sums").exists()
     states: tuple[State, State] = ({}, {})
@@ -297,6 +298,14 @@ def _keys_of(path: Path | None, sites: Mapping[str, str]) -> dict[str, str]:
     if SERVER in names:
         raise UserError(f"a site of a roster cannot be called {SERVER}", path=path)
     return read_roster(path, names)
+
+
+def _check_root(method: Method, folders: Mapping[str, Path], where: str | Path) -> None:
+    """Raise a `UserError` if the server is to train on data of its own that were not given."""
+    split = method.phase(1).server_data
+    if split not in {"train", *folders}:
+        problem = f"the rule {method.robust['rule']} needs labelled data of the server's own"
+        raise UserError(problem, path=where, remedy=f"give --data {split}=FOLDER")
 
 
 def _client_keys_of(

@@ -144,7 +144,8 @@ def check_possible(method: Method, options: Options, where: str | Path) -> None:
     """Raise a `UserError` if a method's server trains on data that sites keep."""
     for number in range(1, (method.rounds or options.rounds) + 1):
         phase = method.phase(number)
-        if phase.jointly or (phase.server_trains and not phase.on_features):
+        on_theirs = phase.server_data == "train" and not phase.on_features
+        if phase.jointly or (phase.server_trains and on_theirs):
             problem = f"the server of {options.method} trains on the clients' data"
             raise UserError(problem, path=where, remedy="give --data train=FOLDER, not --facts")
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NewType
 
 import numpy as np
 
-from fedtools.core.config import Natural, NonNegative, Positive
+from fedtools.core.config import Natural, NonNegative, Positive, Section
+from fedtools.core.errors import UserError
 from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.messages import Payload
 from fedtools.exchange.states import Spec
 from fedtools.exchange.values import STATISTICS
-from fedtools.models.adapt.adaptation import DELTA, combine_of
+from fedtools.models.adapt.adaptation import DELTA, FACTORS, combine_of
 from fedtools.privacy.clipping import Grid
 from fedtools.privacy.options import UserPrivacy
 from fedtools.privacy.secagg.plan import Options as SecureSums
 
 if TYPE_CHECKING:
     from fedtools.client.unit import Trained
+    from fedtools.server.robust.base import Rule
     from fedtools.server.server import Server
 
 SHARED = "shared"  # sent by the server, trained by the clients, aggregated
@@ -35,6 +38,10 @@ OPTIMIZER = TaskPart("optimizer")  # its state can be kept, since one model is t
 FEATURES = TaskPart("features")  # can be sent: the model is cut into extractor and classifier
 LABELS = TaskPart("labels")  # labels and data sizes of all clients are known before training
 COUNTS = TaskPart("counts")  # word counts are sent, as one tensor; nothing is trained
+ROOT_DATA = TaskPart("root data")  # the server can train on labelled data of its own
+
+# The split of the server's own data, on which it trains as a client does for some robust rules.
+ROOT = "root"
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ class Phase:
             COUNTS; features; or a payload.
         everybody: whether all clients take part rather than a sample.
         server_trains: whether the server trains (`Server.learner`), on the experiment's data or ...
+        server_data: ... on those of another split, or ...
         on_features: ... on the features that clients sent in this earlier round, if not 0.
         jointly: whether the server also trains a personal part for each client, on its data.
         trains: whether clients take gradient steps.
@@ -89,6 +97,7 @@ class Phase:
     sends: str | Extracted | Changes | Payload = SHARED
     everybody: bool = False
     server_trains: bool = False
+    server_data: str = "train"
     on_features: int = 0
     jointly: bool = False
     keep: bool = False
@@ -108,6 +117,7 @@ class Method:
         needs: the parts that a task must have.
         federated: whether clients train; some tables show other methods separately.
         combines: the supported ways to combine client adapters, see `Adapt.combine`.
+        no_rule: why `robust` has no effect; "" if the server takes `Server.mean` of models.
         sections: option -> the class of its own options, where it is a section of them.
         local_epochs: epochs per client and round. In keyword spotting, where every batch is full,
             an epoch has as many batches as hold all clips, and the ledger reports its length.
@@ -123,6 +133,9 @@ class Method:
         max_weight_ratio: the largest ratio of a client's weight to the median weight; larger
             weights are lowered to it. It also bounds the utterances and frames of the features
             used from each client, relative to the median client. 0 sets no bound.
+        robust: how the server combines models, so that a few dishonest clients cannot lead it far:
+            `rule`, a name, and the rule's options; by default the rule mean. Refused by methods
+            whose server takes no mean of models.
     """
 
     title: ClassVar[str]
@@ -130,6 +143,7 @@ class Method:
     needs: ClassVar[tuple[TaskPart, ...]] = (MODEL,)
     federated: ClassVar[bool] = True
     combines: ClassVar[tuple[str, ...]] = ("mean", "fixed_a")
+    no_rule: ClassVar[str] = "the server takes no mean of models"
     sections: ClassVar[Mapping[str, type]] = {}
 
     local_epochs: Positive = 1
@@ -138,6 +152,14 @@ class Method:
     min_clients: Positive = 1
     max_norm_ratio: NonNegative = 20.0
     max_weight_ratio: NonNegative = 20.0
+    robust: Section = field(default_factory=dict)
+
+    @cached_property
+    def rule(self) -> Rule:
+        """Return the robust rule; raise a `UserError` if the section `robust` is wrong."""
+        from fedtools.server.robust import make_rule
+
+        return make_rule(self.robust, "robust")
 
     @property
     def user_privacy(self) -> UserPrivacy | None:
@@ -176,10 +198,35 @@ class Method:
         if (combine := combine_of(model)) not in self.combines:
             known = ", ".join(self.combines)
             raise ValueError(f"combine: {self.title} does not support {combine}, only {known}")
+        self._check_rule(parts)
+
+    def _check_rule(self, parts: Sequence[TaskPart]) -> None:
+        """Raise a ValueError if the section `robust` is wrong, or has no use or no data."""
+        try:
+            rule = self.rule
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        if self.robust and self.no_rule:
+            raise ValueError(f"robust: {self.title} has no use for a rule: {self.no_rule}")
+        if not rule.root_in(1):
+            return
+        name = self.robust["rule"]
+        if ROOT_DATA not in parts:
+            raise ValueError(f"robust: {name} needs data of the server's own, unlike this task")
+        if self.personal:
+            problem = "trains on data of the server's own, which has no personal parameters"
+            raise ValueError(f"robust: {name} {problem}")
+        if self.phase(1).server_data != ROOT:
+            raise ValueError(f"robust: {name} needs phases in which the server trains, see Phase")
 
     def phase(self, number: int) -> Phase:
-        """Return the phase of round `number`, from 1; by default all rounds are the same."""
-        return Phase(client_update=self.client, server_update=self.server)
+        """Return the phase of round `number`, from 1; by default all rounds are the same.
+
+        For some robust rules the server trains, too, on data of its own.
+        """
+        trains = self.rule.root_in(number)
+        own = ROOT if trains else "train"
+        return Phase(self.client, self.server, server_trains=trains, server_data=own)
 
     def stage(self, number: int) -> int:
         """Return the stage of round `number`; only models of the same stage are averaged."""
@@ -222,7 +269,8 @@ class Method:
             spec: the spec of the full state.
 
         Raises:
-            ValueError: if a pattern of `personal` matches no parameter.
+            ValueError: if a pattern of `personal` matches no parameter, or a robust rule takes
+                values by themselves that are factors of adapters.
         """
         for pattern in self.personal:
             if not any(fnmatchcase(name, pattern) for name in parameters):
@@ -231,12 +279,19 @@ class Method:
                     f"personal: no parameter matches {pattern!r}; there are {names[0]}, "
                     f"... {names[-1]}"
                 )
-        return {
+        found = {
             name: self.parameter_kind(name)
             if name in parameters
             else self.buffer_kind(name, "float" in kind)
             for name, (_, kind) in spec.items()
         }
+        if self.rule.needs == "values":
+            for name, kind in found.items():
+                if kind == SHARED and name.endswith(FACTORS):
+                    problem = f"{name} is a factor of an adapter, whose coordinates mean nothing"
+                    remedy = "take a rule of distances, such as geometric_median"
+                    raise ValueError(f"robust: {problem} by themselves: {remedy}")
+        return found
 
     def prepare(
         self, sizes: np.ndarray, entropies: np.ndarray, batch_size: int

@@ -24,6 +24,7 @@ class Centralized(Method):
     title: ClassVar[str] = "Centralized"
     rank: ClassVar[int] = 2
     federated: ClassVar[bool] = False
+    no_rule: ClassVar[str] = "the server trains alone"
 
     def phase(self, number: int) -> Phase:
         return Phase(None, self.server, server_trains=True)

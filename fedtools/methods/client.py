@@ -27,6 +27,7 @@ class ClientAlone(Method):
     title: ClassVar[str] = "Client"
     rank: ClassVar[int] = 1
     needs: ClassVar[tuple[TaskPart, ...]] = (MODEL, OPTIMIZER)
+    no_rule: ClassVar[str] = "clients send nothing"
 
     personal: tuple[str, ...] = ("*",)
 

@@ -50,6 +50,7 @@ class DecoupleFL(Method):
     title: ClassVar[str] = "DecoupleFL"
     rank: ClassVar[int] = 6
     needs: ClassVar[tuple[TaskPart, ...]] = (MODEL, FEATURES)
+    no_rule: ClassVar[str] = "clients send features, and the server trains on them"
 
     personal: tuple[str, ...] = ("encoder.embed.*", "encoder.encoders.[0-6].*")
     stage1: Natural = 50

@@ -72,6 +72,7 @@ class DpFedAvg(FedOpt, UserPrivacy):
     title: ClassVar[str] = "DP-FedAvg"
     rank: ClassVar[int] = 10
     sections: ClassVar[Mapping[str, type]] = {"sums_conf": SecureSums}
+    no_rule: ClassVar[str] = "privacy adds noise to a sum, of which clip bounds each term"
 
     client_method: str = "fedavg"
     client_conf: Section = field(default_factory=dict)

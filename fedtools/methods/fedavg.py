@@ -37,6 +37,7 @@ class FedAvg(Method):
     title: ClassVar[str] = "FedAvg"
     rank: ClassVar[int] = 3
     combines: ClassVar[tuple[str, ...]] = get_args(Combine)
+    no_rule: ClassVar[str] = ""
 
     weighting: Literal["uniform", "utterances"] = "uniform"
     keep_optimizer: bool = False
@@ -47,6 +48,8 @@ class FedAvg(Method):
             raise ValueError(f"keep_optimizer: clients of task {task} train together")
         if self.keep_optimizer and combine_of(model) == "svd":
             raise ValueError("keep_optimizer: combine svd replaces the factors in each round")
+        if self.keep_optimizer and self.rule.root_in(1):
+            raise ValueError("keep_optimizer: the robust rule's server keeps no optimiser")
 
     def client(self, client: Client) -> list[Trained]:
         """Run ClientUpdate: `local_epochs` of gradient descent on the client's data."""

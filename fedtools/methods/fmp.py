@@ -266,6 +266,7 @@ class FMP(Method, Adaptation, ListWeights):
     title: ClassVar[str] = "FMP"
     rank: ClassVar[int] = 20
     needs: ClassVar[tuple[TaskPart, ...]] = (COUNTS,)
+    no_rule: ClassVar[str] = "clients send counts, which the server adds up"
     sections: ClassVar[Mapping[str, type]] = {"privacy": Privacy}
 
     sends: Literal["auto", "cumulative", "increments"] = "auto"

@@ -24,6 +24,7 @@ class Joint(Method):
     title: ClassVar[str] = "DecoupleFL - decouple"
     rank: ClassVar[int] = 7
     needs: ClassVar[tuple[TaskPart, ...]] = (MODEL, FEATURES)
+    no_rule: ClassVar[str] = "the server trains alone"
 
     personal: tuple[str, ...] = ("encoder.embed.*", "encoder.encoders.[0-6].*")
 

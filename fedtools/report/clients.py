@@ -30,7 +30,8 @@ def clients_table(experiment: Experiment, at: int | None = None) -> str:
     The norm is that of the difference between the model that a client sent and the one that it
     received, or of its clipped change, without BatchNorm statistics, and the server's that of the
     new model and the old one. The share is a client's weight in the mean, or its part of all counts
-    or of all utterances with features; the server's loss is the mean with these weights.
+    or of all utterances with features; the server's loss is the mean with these weights. Robust
+    rules but clip give clients no such share.
 
     Raises:
         UserError: if the round is not complete, or its messages were not kept.
@@ -63,16 +64,19 @@ def clients_table(experiment: Experiment, at: int | None = None) -> str:
     if isinstance(sends, Changes):
         # All clients of the list count, whether they sent anything or not.
         shares = dict.fromkeys(shares, 1 / UserPlan.read(experiment.path).expected)
+    new = experiment.round(at + 1).shared_state()
+    loss = math.fsum(shares[one["client"]] * float(one["loss"]) for one in counted)
+    if not method.rule.is_mean:
+        shares = {}
+    step = _norm({name: new[name] for name in start if name in new}, start)
     lines = [
         [*(row[name] for name in _HEADER[:5]), _percent(shares.get(row["client"])),
          statuses.get(row["client"], "-")]
         for row in rows
     ]  # fmt: skip
-    new = experiment.round(at + 1).shared_state()
-    loss = math.fsum(shares[one["client"]] * float(one["loss"]) for one in counted)
-    step = _norm({name: new[name] for name in start if name in new}, start)
-    lines.append(["server", "-", "-", f"{loss:.4g}", step, _percent(sum(shares.values())),
-                  statuses.get(SERVER_ROW, "-")])  # fmt: skip
+    whole = _percent(sum(shares.values()) if shares else None)
+    own = statuses.get(SERVER_ROW, "-")
+    lines.append(["server", "-", "-", f"{loss:.4g}", step, whole, own])
     return format_table(_HEADER, lines, "lrrrrrl")
 
 

@@ -28,6 +28,7 @@ from fedtools.models.training import Training
 from fedtools.privacy.options import Privacy
 from fedtools.privacy.secagg.plan import Options as SecureSums
 from fedtools.report.keys import keys_of
+from fedtools.server.robust import RULES
 from fedtools.tasks.lm.model import LmTraining
 
 _ROOT = Path(fedtools.__file__).resolve().parent
@@ -45,6 +46,10 @@ _ESPNET = """\
 `normalize_conf`, `ctc_conf` and `model_conf`, are ESPnet's classes of these names, with ESPnet's
 keys and defaults; `criterion` is `ctc` or `lfmmi`, and `input_size` the number of values in a
 frame."""
+
+_ROBUST = """\
+`robust: {rule: multi_krum, attackers: 0.2}`: the name of a rule, by default `mean`, and its own
+options. What each rule assumes is in [`server/robust/README.md`](server/robust/README.md)."""
 
 
 def page() -> str:
@@ -89,11 +94,14 @@ def _methods() -> list[str]:
         method = METHODS.get(name, None)
         if Path(inspect.getfile(method)).is_relative_to(_ROOT):
             parts += _part(f"{method.title}: `--method {name}`", "method_conf", method, level=3)
-    sections = (
-        ("Privacy", "method_conf.privacy", Privacy),
-        ("Secure sums", "method_conf.sums_conf", SecureSums),
-    )
-    return [*parts, *(line for one in sections for line in _part(*one, level=3))]
+    parts += _part("Privacy", "method_conf.privacy", Privacy, level=3)
+    parts += _part("Secure sums", "method_conf.sums_conf", SecureSums, level=3)
+    parts += ["### Robust rules: `method_conf.robust`", _ROBUST]
+    for name in RULES.names():
+        rule = RULES.get(name, None)
+        if Path(inspect.getfile(rule)).is_relative_to(_ROOT):
+            parts += _part(f"`rule: {name}`", "method_conf.robust", rule, level=4)
+    return parts
 
 
 def _networks() -> list[str]:

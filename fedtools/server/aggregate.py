@@ -10,6 +10,7 @@ import functools
 import math
 import operator
 import os
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from fedtools.core.errors import UserError
 from fedtools.exchange.messages import Message, Opened, Refusal
 from fedtools.exchange.states import Layout, Spec, make_header, read_at, read_layout, write_at
 from fedtools.exchange.values import STATISTICS, Values
-from fedtools.server.shares import most_of
 
 # Elements summed at a time: few enough for the sum to fit the processor's cache, and enough that
 # threads rarely wait for the interpreter lock.
@@ -37,6 +37,9 @@ _LONG = 1 << 14
 # The median norm of updates counts as at least this share of the norm of what they change: with a
 # ratio of 20, no update is refused that is smaller than the model.
 _LEAST = 0.05
+
+# Parts of an update, each with a norm of its own, as messages call them.
+OF_WEIGHTS, OF_STATISTICS = "an update", "statistics"
 
 # Larger finite values are meaningless and could overflow in the sum.
 _LARGEST = 1e300
@@ -175,12 +178,12 @@ def _sum(
             sent_state = (bound.sent_state, read_layout(bound.sent_state)) if bound else None
             work = _Work(messages, scaled, total, spec, layout, values, sent_state, norm)
             squares, magnitudes = work.run(file.fileno())
-            if bound and (far := _outside(messages, squares, bound)):
-                raise _Refused(far)
+            if bound and (far := outside(messages, squares, bound)):
+                raise Refused(far)
             if norm is not None and (far := _longer(messages, squares, norm)):
-                raise _Refused(far)
-    except _Refused as refused:
-        bad = refused.reasons or _unusable(messages, spec, values)
+                raise Refused(far)
+    except Refused as refused:
+        bad = refused.reasons or unusable(messages, spec, values)
         if not bad:
             raise UserError(
                 "an update changed while it was read", remedy="run the command again"
@@ -192,14 +195,14 @@ def _sum(
     return {}
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """The sum has to be discarded; `reasons` by client, if known without reading files again."""
 
     def __init__(self, reasons: dict[str, str] | None = None):
         self.reasons = reasons or {}
 
 
-def _outside(
+def outside(
     messages: Sequence[Message], squares: Mapping[str, np.ndarray], bound: Bound
 ) -> dict[str, str]:
     """Return client -> reason for updates of which a part has too large a norm.
@@ -231,18 +234,17 @@ def over_median(
 ) -> list[tuple[int, str]]:
     """Return the positions of the norms that are over `ratio` times their median, and the limit.
 
-    The median is of nonzero norms: clients who had nothing to learn do not lower the bound. If most
-    did not move, or hardly, a client that did may be the only one with something to learn, so that
-    the median counts as `_LEAST` of the norm of what the updates change.
+    The median is of all norms, those of clients who did not move among them: attackers who are few
+    of all could be most of those who move. If most did not move, or hardly, a client that did may
+    be the only one with something to learn, so that the median counts as `_LEAST` of the norm of
+    what the updates change.
 
     Args:
         norms: the norms of updates.
         ratio: over 0.
         state: returns the norm of the state that they change.
     """
-    median, what = most_of(norms, 1.0), "the median"
-    if 2 * sum(norm > 0 for norm in norms) < len(norms):
-        median = 0.0
+    median, what = statistics.median_low(norms), "the median"
     if max(norms) > ratio * median and (least := _LEAST * state()) > median:
         median, what = least, f"the median, counted as {_LEAST:g} of the model's norm:"
     limit = f"over {ratio:g} x {what} {median:.3g}"
@@ -253,39 +255,39 @@ def _norm(path: Path, part: str) -> float:
     """Return the norm of a part of a state."""
     layout, squares = read_layout(path), 0.0
     with open(path, "rb") as file:
-        for piece in _pieces(layout.spec):
-            if _part_of(piece.name) == part:
-                squares += float(np.square(_read(file, path, layout, piece), dtype="f8").sum())
+        for piece in pieces(layout.spec):
+            if part_of(piece.name) == part:
+                squares += float(np.square(read_piece(file, path, layout, piece), dtype="f8").sum())
     return math.sqrt(squares)
 
 
-def _read(file: BinaryIO, path: Path, layout: Layout, piece: _Piece) -> np.ndarray:
+def read_piece(file: BinaryIO, path: Path, layout: Layout, piece: Piece) -> np.ndarray:
     row = np.empty(piece.size, piece.kind)
     if not read_at(file.fileno(), row, layout.offsets[piece.name] + piece.skip):
         raise UserError("the file is truncated", path=path)
     return row
 
 
-def _part_of(name: str) -> str:
+def part_of(name: str) -> str:
     """Return the part of an update, with a norm of its own, that a tensor belongs to.
 
     BatchNorm statistics are a separate part: statistics of raw features change hundreds of times
     as much as all weights together, so a common norm would hide a change of the weights.
     """
-    return "statistics" if name.endswith(STATISTICS) else "an update"
+    return OF_STATISTICS if name.endswith(STATISTICS) else OF_WEIGHTS
 
 
 def _check_totals(
     messages: Sequence[Message], name: str, totals: np.ndarray, bounds: Values
 ) -> None:
-    """Raise `_Refused` for clients whose sum of magnitudes, in `totals`, is too large."""
+    """Raise `Refused` for clients whose sum of magnitudes, in `totals`, is too large."""
     over = {
         message.client: f"{problem} in tensor {name!r}"
         for message, total in zip(messages, totals.tolist(), strict=True)
         if (problem := bounds.total_problem(total))
     }
     if over:
-        raise _Refused(over)
+        raise Refused(over)
 
 
 class _Summed(NamedTuple):
@@ -324,7 +326,7 @@ class _Work(NamedTuple):
             found = sorted((one for done in work for one in done.result()), key=lambda one: one[0])
         squares: dict[str, np.ndarray] = {}
         for one in found:
-            squares[_part_of(one.name)] = squares.get(_part_of(one.name), 0.0) + one.squares
+            squares[part_of(one.name)] = squares.get(part_of(one.name), 0.0) + one.squares
         every = np.zeros(len(self.messages))
         for name, bounds in self.values.items():
             magnitudes = [one.magnitudes for one in found if one.name == name]
@@ -335,15 +337,15 @@ class _Work(NamedTuple):
 
     def _fill(self, out: int, first: int, step: int) -> list[_Summed]:
         """Sum and write the pieces with numbers `first`, `first + step`, ..."""
-        runs, found = _runs(self.messages), []
+        runs, found = runs_of(self.messages), []
         # Reused for every block: allocating memory takes as long as the sum.
         buffer, scratch = np.empty(_CHUNK), np.empty(2 * _CHUNK)
-        numbered = enumerate(_pieces(self.spec))
+        numbered = enumerate(pieces(self.spec))
         with Opened() as files, np.errstate(all="ignore"):
             for number, piece in islice(numbered, first, None, step):
                 sums, squares, magnitudes = self._sum(piece, files, runs, buffer, scratch)
                 if not np.isfinite(sums).all():
-                    raise _Refused
+                    raise Refused
                 sums /= self.total
                 written = sums.astype(self.layout.spec[piece.name][1])
                 place = self.layout.offsets[piece.name] + piece.begin * written.itemsize
@@ -353,7 +355,7 @@ class _Work(NamedTuple):
 
     def _sum(
         self,
-        piece: _Piece,
+        piece: Piece,
         files: Opened,
         runs: list[tuple[int, int]],
         buffer: np.ndarray,
@@ -363,35 +365,35 @@ class _Work(NamedTuple):
         sums = np.zeros(piece.size)
         squares, magnitudes = np.zeros(len(self.messages)), np.zeros(len(self.messages))
         sent_state, bounds = self._sent_state(piece), self.values.get(piece.name)
-        for start, stop in _blocks(runs, piece):
-            block = _as_rows(buffer.view(piece.kind), stop - start, piece.size)
+        for start, stop in blocks(runs, piece):
+            block = as_rows(buffer.view(piece.kind), stop - start, piece.size)
             if not files.read(self.messages[start], piece.name, piece.skip, block):
-                raise _Refused
+                raise Refused
             if bounds is not None:
                 if not bounds.allow(block):
-                    raise _Refused
+                    raise Refused
                 magnitudes[start:stop] = np.abs(block).sum(1, dtype=np.float64)
-            _add(sums, block, self.weights[start:stop], scratch)
+            add(sums, block, self.weights[start:stop], scratch)
             if self.norm is not None:
                 lengths = np.square(block, dtype=np.int64).sum(1)
                 # Cut off, so that further sums are exact, and still too large.
                 squares[start:stop] = np.minimum(lengths, self.norm**2 + 1)
             if sent_state is not None:
-                apart = _as_rows(scratch, stop - start, piece.size)
+                apart = as_rows(scratch, stop - start, piece.size)
                 np.subtract(block, sent_state, out=apart)
                 squares[start:stop] = np.square(apart, out=apart).sum(1)
         return sums, squares, magnitudes
 
-    def _sent_state(self, piece: _Piece) -> np.ndarray | None:
+    def _sent_state(self, piece: Piece) -> np.ndarray | None:
         """Return this piece of the state that the clients started from."""
         if self.sent_state is None:
             return None
         path, layout = self.sent_state
         with open(path, "rb") as file:
-            return _read(file, path, layout, piece)
+            return read_piece(file, path, layout, piece)
 
 
-def _add(sums: np.ndarray, block: np.ndarray, weights: np.ndarray, scratch: np.ndarray) -> None:
+def add(sums: np.ndarray, block: np.ndarray, weights: np.ndarray, scratch: np.ndarray) -> None:
     """Add the rows of a block, multiplied by their weights, to `sums`, strictly in order.
 
     The order of additions must not depend on the number of rows of a block. A reduction along the
@@ -406,7 +408,7 @@ def _add(sums: np.ndarray, block: np.ndarray, weights: np.ndarray, scratch: np.n
                 row = np.multiply(row, weight, out=scratch[:size], dtype=np.float64)
             np.add(sums, row, out=sums)
         return
-    stack = _as_rows(scratch, rows + 1, size)
+    stack = as_rows(scratch, rows + 1, size)
     stack[0] = sums
     stack[1:] = block
     if weighted:
@@ -417,11 +419,17 @@ def _add(sums: np.ndarray, block: np.ndarray, weights: np.ndarray, scratch: np.n
         sums[0] = functools.reduce(operator.add, stack[:, 0].tolist())
 
 
-def _as_rows(array: np.ndarray, rows: int, size: int) -> np.ndarray:
+def block_buffer() -> np.ndarray:
+    """Return memory for any block of values, of float32 or float64, that `blocks` asks for."""
+    return np.empty(_CHUNK)
+
+
+def as_rows(array: np.ndarray, rows: int, size: int) -> np.ndarray:
+    """Return the beginning of a buffer as a matrix, (rows, size)."""
     return array[: rows * size].reshape(rows, size)
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A range of elements of one tensor, which one thread processes at a time."""
 
     name: str
@@ -436,16 +444,16 @@ class _Piece(NamedTuple):
         return self.begin * self.kind.itemsize
 
 
-def _pieces(spec: Spec) -> Iterator[_Piece]:
+def pieces(spec: Spec) -> Iterator[Piece]:
     """Yield all tensors in pieces of up to `_CHUNK` elements."""
     for name, (shape, kind) in spec.items():
         elements, dtype = math.prod(shape), np.dtype(kind)
         for begin in range(0, elements, _CHUNK):
             size = min(_CHUNK, elements - begin)
-            yield _Piece(name, dtype, begin, size, size == elements)
+            yield Piece(name, dtype, begin, size, size == elements)
 
 
-def _runs(messages: Sequence[Message]) -> list[tuple[int, int]]:
+def runs_of(messages: Sequence[Message]) -> list[tuple[int, int]]:
     """Return the runs of messages in consecutive rows of one file, as (first, last + 1)."""
     ends = [
         index
@@ -456,7 +464,7 @@ def _runs(messages: Sequence[Message]) -> list[tuple[int, int]]:
     return list(zip([0, *ends], [*ends, len(messages)], strict=True))
 
 
-def _blocks(runs: list[tuple[int, int]], piece: _Piece) -> Iterator[tuple[int, int]]:
+def blocks(runs: list[tuple[int, int]], piece: Piece) -> Iterator[tuple[int, int]]:
     """Cut the runs into blocks for single reads, of several rows only if the piece is a row."""
     rows = _CHUNK // piece.size if piece.whole else 1
     for start, stop in runs:
@@ -464,14 +472,14 @@ def _blocks(runs: list[tuple[int, int]], piece: _Piece) -> Iterator[tuple[int, i
             yield begin, min(begin + rows, stop)
 
 
-def _unusable(
+def unusable(
     messages: Sequence[Message], spec: Spec, values: Mapping[str, Values]
 ) -> dict[str, str]:
     """Return client -> reason for messages that cannot be summed."""
     reasons: dict[str, str] = {}
     with Opened() as files, np.errstate(all="ignore"):
         for message in messages:
-            for piece in _pieces(spec):
+            for piece in pieces(spec):
                 row = np.empty(piece.size, piece.kind)
                 if not files.read(message, piece.name, piece.skip, row):
                     reasons[message.client] = f"{message.path.name} is missing or has changed"

@@ -73,21 +73,22 @@ def combine_models(
     while True:
         given = [message for message, _ in kept], [weight for _, weight in kept]
         found = combine(*given, out_path, spec, min_clients=min_clients, **options)
-        kept = _without(kept, found)
+        kept = without(kept, found)
         refusals += found
         layers = layers_of(spec)
         if len(kept) < max(1, min_clients) or not layers:
             return refusals
-        found = list(_too_large(kept, layers, spec)) if adapters.how in OF_PRODUCTS else []
-        if not (found := found or _outside(kept, layers, spec, options.get("bound"))):
+        found = list(too_large(kept, layers, spec)) if adapters.how in OF_PRODUCTS else []
+        if not (found := found or outside_products(kept, layers, spec, options.get("bound"))):
             if adapters.how in OF_PRODUCTS:
-                _put_products(kept, out_path, layers, adapters)
+                put_products(kept, out_path, layers, adapters)
             return refusals
-        kept = _without(kept, found)
+        kept = without(kept, found)
         refusals += found
 
 
-def _without(kept: Weighted, refused: Sequence[Refusal]) -> list[tuple[Message, float]]:
+def without(kept: Weighted, refused: Sequence[Refusal]) -> list[tuple[Message, float]]:
+    """Return the messages of clients that are not refused, with their weights."""
     names = {one.client for one in refused}
     return [(message, weight) for message, weight in kept if message.client not in names]
 
@@ -99,12 +100,12 @@ def layers_of(spec: Spec) -> list[str]:
     return sorted(path for path in paths if path + up in spec)
 
 
-def _too_large(kept: Weighted, layers: Sequence[str], spec: Spec) -> Iterator[Refusal]:
+def too_large(kept: Weighted, layers: Sequence[str], spec: Spec) -> Iterator[Refusal]:
     """Yield refusals of clients whose products could overflow the data type of the factors."""
     with Opened() as files, np.errstate(over="ignore"):
         for message, _ in kept:
             for layer in layers:
-                down, up = _factors(files, message, layer, spec)
+                down, up = factors_of(files, message, layer, spec)
                 # The product of the factors' norms bounds all elements and singular values.
                 bound = np.linalg.norm(down) * np.linalg.norm(up)
                 if not bound <= np.finfo(spec[layer + FACTORS[0]][1]).max / 4:
@@ -112,7 +113,7 @@ def _too_large(kept: Weighted, layers: Sequence[str], spec: Spec) -> Iterator[Re
                     break
 
 
-def _outside(
+def outside_products(
     kept: Weighted, layers: Sequence[str], spec: Spec, bound: Bound | None
 ) -> list[Refusal]:
     """Return refusals of clients whose products changed too much, see `over_median`."""
@@ -127,7 +128,7 @@ def _outside(
     norms = []
     with Opened() as files:
         for message, _ in kept:
-            own = {layer: _factors(files, message, layer, spec) for layer in layers}
+            own = {layer: factors_of(files, message, layer, spec) for layer in layers}
             norms.append(math.hypot(*(_apart(own[layer], before[layer]) for layer in layers)))
 
     def state() -> float:
@@ -146,7 +147,7 @@ def _apart(own: Factors, before: Factors) -> float:
     return math.sqrt(max(0.0, float(((ups.T @ ups) * (downs @ downs.T)).sum())))
 
 
-def _factors(files: Opened, message: Message, layer: str, spec: Spec) -> Factors:
+def factors_of(files: Opened, message: Message, layer: str, spec: Spec) -> Factors:
     """Read A_k (r, inputs) and B_k (outputs, r) of a client, as float64."""
     found = []
     for end in FACTORS:
@@ -161,17 +162,22 @@ def _factors(files: Opened, message: Message, layer: str, spec: Spec) -> Factors
 
 def mean_product(kept: Weighted, layer: str, spec: Spec) -> np.ndarray:
     """Compute P of a layer, (outputs, inputs), adding clients in their order."""
+    whole = math.fsum(weight for _, weight in kept)
+    return sum_of_products([(message, weight / whole) for message, weight in kept], layer, spec)
+
+
+def sum_of_products(kept: Weighted, layer: str, spec: Spec) -> np.ndarray:
+    """Compute the weighted sum of a layer's products, (outputs, inputs), in the clients' order."""
     import torch
 
     down, up = (spec[layer + end][0] for end in FACTORS)
     # In torch, whose number of threads the experiment fixes.
     total = torch.zeros(up[0], down[1], dtype=torch.float64)
-    whole = math.fsum(weight for _, weight in kept)
     with Opened() as files:
         for message, weight in kept:
-            factors = _factors(files, message, layer, spec)
+            factors = factors_of(files, message, layer, spec)
             low, high = (torch.from_numpy(factor) for factor in factors)
-            total.addmm_(high, low, alpha=weight / whole)
+            total.addmm_(high, low, alpha=weight)
     return total.numpy()
 
 
@@ -193,13 +199,32 @@ def nearest(product: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     return np.pad(down * size, ((0, rest), (0, 0))), np.pad(up / size.T, ((0, 0), (0, rest)))
 
 
-def _put_products(kept: Weighted, path: Path, layers: Sequence[str], adapters: Adapters) -> None:
-    """Replace the averaged factors in a state file by the aggregated products of the clients."""
+def put_products(
+    kept: Weighted,
+    path: Path,
+    layers: Sequence[str],
+    adapters: Adapters,
+    sent: float | None = None,
+) -> None:
+    """Replace the averaged factors in a state file by the aggregated products of the clients.
+
+    Args:
+        kept: the messages, with weights of any scale, or if `sent` is given with shares.
+        path: the state file.
+        layers: the adapters.
+        adapters: their options.
+        sent: the share of the products that the server sent.
+    """
     state, before = load_state(path), load_state(adapters.state)
     beyond = total = 0.0
     for layer in layers:
         down, up = (layer + end for end in FACTORS)
-        product = mean_product(kept, layer, spec_of({name: state[name] for name in (down, up)}))
+        own = spec_of({name: state[name] for name in (down, up)})
+        if sent is None:
+            product = mean_product(kept, layer, own)
+        else:
+            product = sum_of_products(kept, layer, own)
+            product += sent * (before[up].astype(np.float64) @ before[down].astype(np.float64))
         if adapters.how == "svd":
             best = nearest(product, len(state[down]))
             for name, factor in zip((down, up), best, strict=True):

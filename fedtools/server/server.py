@@ -18,16 +18,21 @@ from fedtools.exchange.messages import (
     CAPPED,
     COLLAPSED,
     LARGE,
+    LEFT_OUT,
     OK,
     Message,
     Payload,
     Refusal,
     status_of,
 )
+from fedtools.exchange.private import make_private
 from fedtools.exchange.states import load_state, save_state
 from fedtools.models.adapt.adaptation import combine_of
 from fedtools.server.aggregate import Bound, check_min_clients, combine
+from fedtools.server.by_rule import Given, combine_by_rule
 from fedtools.server.products import Adapters, combine_models
+from fedtools.server.robust.base import Rule
+from fedtools.server.robust.mean import Mean
 from fedtools.server.shares import Rules, client_weights, dominant, most_of
 
 if TYPE_CHECKING:
@@ -119,10 +124,58 @@ class Server:
         """Write the mean of the client updates, with the method's weights, as the next state.
 
         Updates with norms far above the median are refused (`Method.max_norm_ratio`), and weights
-        far above the median are lowered (`Method.max_weight_ratio`).
+        far above the median are lowered (`Method.max_weight_ratio`). With a robust rule, the state
+        is what the rule makes of the updates (`Method.robust`).
         """
-        bound = Bound(self.state, self._rules.max_norm_ratio)
+        bound, rule = Bound(self.state, self._rules.max_norm_ratio), self._rules.rule
+        if not isinstance(rule, Mean):
+            self._mean_by_rule(rule, bound)
+            return
         self._combine(self._weights(), bound, self.next_state)
+
+    def _mean_by_rule(self, rule: Rule, bound: Bound) -> None:
+        """Write the next state by a robust rule, and note whose updates it clipped or left out."""
+        weights = self._weights() if rule.uses_weights else [1.0] * len(self.messages)
+        kept = {part: float(one) for part, one in (self._own.load("rule") or {}).items()}
+        how = combine_of(self._experiment.options.model)
+        adapters = Adapters(how, self.state, f"round {self.round.number}")
+        with scratch_dir(make_private(self._own.folder)) as folder:
+            root = self._train_root(folder) if rule.root_in(self.round.number) else None
+            given = Given(rule, bound, adapters, root, kept, self.round.payload.values)
+            done = combine_by_rule(
+                self.messages,
+                weights,
+                self.next_state,
+                self._spec,
+                given,
+                min_clients=self._least,
+            )
+        self._refuse(done.refusals, {message.client: message.bytes for message in self.messages})
+        self._check_enough()
+        if not self.messages:
+            self.keep()
+        for index, message in enumerate(self.messages):
+            status = done.statuses.get(message.client)
+            if status == LEFT_OUT or (status and message.status == OK):
+                self.messages[index] = replace(message, status=status)
+        # In the first round in any case, so that a reset finds what was kept before later ones.
+        if done.recorded or (self.round.number == 1 and rule.records):
+            kept |= done.recorded
+            self._own.save("rule", {part: np.array(one) for part, one in kept.items()})
+        if root:
+            self._own.finish()
+
+    def _train_root(self, folder: Path) -> Path:
+        """Train on the server's own data as a client does, and return the file of the result."""
+        assert self.learner is not None, "the phase has no server_trains"
+        (trained,) = self._rules.client(self.learner)
+        if trained.reason:
+            self._diverged(trained.reason)
+        self.steps += trained.steps
+        self.epochs += trained.steps / self.learner.source.batches(1, None, "train").steps[0]
+        state, path = self.learner.tensors(), folder / "root.safetensors"
+        save_state(path, {name: state[name] for name in self._spec})
+        return path
 
     def sum(
         self,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedtools.data.ark import FeatureReader
 from fedtools.exchange.messages import Message
+from fedtools.server.robust.base import Rule
+
+if TYPE_CHECKING:
+    from fedtools.client.unit import Trained
 
 # A client has a large share with this many times the mean client's.
 _LARGE = 3.0
@@ -26,6 +30,14 @@ class Rules(Protocol):
 
     @property
     def max_weight_ratio(self) -> float: ...
+
+    @property
+    def rule(self) -> Rule:
+        """Return the robust rule; `Mean` by default."""
+
+    @property
+    def client(self) -> Callable[[Any], list[Trained]]:
+        """Return the client update, by which the server trains on data of its own."""
 
     def weight(self, utterances: int) -> float:
         """Return a client's weight in the mean."""

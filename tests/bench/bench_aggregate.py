@@ -65,11 +65,11 @@ def read_only(messages: list[Message], spec: Spec) -> None:
     threads = min(4, len(os.sched_getaffinity(0)))
 
     def work(first: int) -> None:
-        runs, buffer = aggregate._runs(messages), np.empty(aggregate._CHUNK)
+        runs, buffer = aggregate.runs_of(messages), np.empty(aggregate._CHUNK)
         with aggregate.Opened() as files:
-            for piece in islice(aggregate._pieces(spec), first, None, threads):
-                for start, stop in aggregate._blocks(runs, piece):
-                    block = aggregate._as_rows(buffer.view(piece.kind), stop - start, piece.size)
+            for piece in islice(aggregate.pieces(spec), first, None, threads):
+                for start, stop in aggregate.blocks(runs, piece):
+                    block = aggregate.as_rows(buffer.view(piece.kind), stop - start, piece.size)
                     assert files.read(messages[start], piece.name, piece.skip, block)
 
     with ThreadPoolExecutor(threads) as pool:

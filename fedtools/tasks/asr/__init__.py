@@ -10,7 +10,7 @@ from typing import Any
 from fedtools.core.config import from_mapping
 from fedtools.data import symbols
 from fedtools.lm.whisper_tokens import FILES as WHISPER_FILES
-from fedtools.methods.base import FEATURES, MODEL, OPTIMIZER
+from fedtools.methods.base import FEATURES, MODEL, OPTIMIZER, ROOT_DATA
 from fedtools.models.pretrained.folder import with_sum
 from fedtools.models.pretrained.options import Generation, is_seq2seq
 from fedtools.tasks import TASKS
@@ -56,7 +56,7 @@ def _with_search(
 FACTS = TASKS.register("asr")(
     Facts(
         opens="fedtools.tasks.asr.task:AsrTask",
-        parts=(MODEL, OPTIMIZER, FEATURES),
+        parts=(MODEL, OPTIMIZER, FEATURES, ROOT_DATA),
         columns=("utterances", "loss", "words", "errors", "wer"),
         rate="wer",
         sign=1,

@@ -19,7 +19,7 @@ from fedtools.exchange.messages import COUNTED
 from fedtools.exchange.sent_features import open_sent, sent_names
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
-from fedtools.methods.base import Method
+from fedtools.methods.base import ROOT, Method
 from fedtools.models.acoustic.asr import trained_by
 from fedtools.server.shares import taken_of
 from fedtools.tasks.alike import check_kind_of
@@ -92,7 +92,9 @@ class Corpus:
             data = self.read(split, may_lack)
             names = data.utterances if client == ALL else data.client_utterances(client)
             found = (
-                self.gather_trained(data, names) if split == "train" else self.gather(data, names)
+                self.gather_trained(data, names)
+                if split in ("train", ROOT)
+                else self.gather(data, names)
             )
             if self._cached:
                 owner = None if client == ALL else client

@@ -132,8 +132,8 @@ class AsrTask(Task[Method]):
         if received:
             data = self.corpus.sent(phase.on_features)
         else:
-            client = clients[0] if clients else ALL
-            data = self.corpus.utterances("train", client, phase.may_lack)
+            client, split = (clients[0], "train") if clients else (ALL, phase.server_data)
+            data = self.corpus.utterances(split, client, phase.may_lack)
         key = self.experiment.seed, number, clients[0] if clients else SERVER
         epochs = self.method.local_epochs
         return UtteranceSource(data, key, self.training, epochs, self.device, received)

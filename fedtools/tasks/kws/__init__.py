@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedtools.data.clips import LENGTH, Clips
-from fedtools.methods.base import LABELS, MODEL
+from fedtools.methods.base import LABELS, MODEL, ROOT_DATA
 from fedtools.models.pretrained.folder import with_sum
 from fedtools.models.pretrained.options import ASSET, FITTED, PROJECTION
 from fedtools.tasks import TASKS
@@ -33,7 +33,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 FACTS = TASKS.register("kws")(
     Facts(
         opens="fedtools.tasks.kws.task:KwsTask",
-        parts=(MODEL, LABELS),
+        parts=(MODEL, LABELS, ROOT_DATA),
         columns=("clips", "loss", "errors", "accuracy"),
         rate="accuracy",
         sign=-1,

@@ -6,7 +6,10 @@ own clients' clips, could not compute them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from fedtools.core.errors import UserError
 from fedtools.data.clips import Clips
@@ -27,6 +30,12 @@ def of_clips(clips: Clips) -> SiteFacts:
     """Return the same of clips that have been read."""
     own = ClientFacts(clips.clients, {"size": clips.sizes, "entropy": clips.entropies()})
     return SiteFacts(own, samples=clips.samples, classes=tuple(clips.classes))
+
+
+def as_one(clips: Clips, name: str) -> ClientFacts:
+    """Return size and entropy of clips of any clients, as those of one client."""
+    whole = replace(clips, clients=[name], edges=np.array([0, len(clips.labels)]))
+    return of_clips(whole).clients
 
 
 def prepared(known: ClientFacts, method: Method, batch_size: int, where: Path) -> ClientFacts:

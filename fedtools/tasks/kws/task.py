@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from fedtools.data.clips import RATE, Clips, read_classes, read_length
 from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.messages import Limits
 from fedtools.exchange.options import Options
-from fedtools.methods.base import Method, Phase
+from fedtools.methods.base import ROOT, Method, Phase
 from fedtools.models.adapt.copies import copy_of
 from fedtools.models.keywords import NETWORKS, build_network, inputs_of
 from fedtools.models.keywords.clip_batch import ClipBatch
@@ -39,7 +39,7 @@ from fedtools.tasks.begin import begin_with, report_trained, split_base
 from fedtools.tasks.client_facts import ClientFacts
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.kws.clips import ClipCorpus, check_clips, check_samples
-from fedtools.tasks.kws.facts import of_clips, prepared
+from fedtools.tasks.kws.facts import as_one, of_clips, prepared
 from fedtools.tasks.kws.layer_outputs import AboveFrozen, check_outputs, open_outputs
 from fedtools.tasks.kws.memory import keep_freed_memory
 from fedtools.tasks.kws.model import KwsModels, cross_entropy, tensors_of
@@ -177,14 +177,24 @@ class KwsTask(Task[Method]):
         return min(wanted, fit)
 
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> ClipSource:
-        data, key = self.clips.features("train"), (self.experiment.seed, number)
+        key = self.experiment.seed, number
         if not clients:
-            everything = slice(0, len(data.clips.labels))
-            return ClipSource(data, [SERVER], [everything], key, self.training, {})
+            return self._at_server(phase.server_data, key)
+        data = self.clips.features("train")
         rows = [self._rows(client) for client in clients]
         facts = self.client_facts.select(clients)
         full = bool(self.method.user_privacy)
         return ClipSource(data, clients, rows, key, self.training, facts, full)
+
+    def _at_server(self, split: str, key: tuple[int, int]) -> ClipSource:
+        """Return the clips of a split as the server's; of its own, with the steps of a client."""
+        data = self.clips.features(split)
+        facts: Mapping[str, np.ndarray] = {}
+        if split == ROOT:
+            own = as_one(data.clips, SERVER)
+            facts = prepared(own, self.method, self.training.batch_size, data.clips.path).values
+        everything = slice(0, len(data.clips.labels))
+        return ClipSource(data, [SERVER], [everything], key, self.training, facts)
 
     def _rows(self, client: str) -> slice:
         """Return a client's training clips; none of one that is in the list of clients alone."""
