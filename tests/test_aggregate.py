@@ -242,6 +242,7 @@ def test_nobody_left(tmp_path):
     (tmp_path / "mean").write_text("as before")
     refusals = combine(messages, [1, 1], tmp_path / "mean", spec)
     assert [refusal.client for refusal in refusals] == ["c0", "c1"]
+    assert combine(messages, [1, 1], tmp_path / "mean", spec, min_clients=0) == refusals
     with pytest.raises(UserError) as error:
         check_min_clients(0, 1, [Refusal("c2", "was late"), *refusals])
     assert "0 of 3 updates can be used" in str(error.value)

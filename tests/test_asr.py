@@ -100,8 +100,10 @@ def test_batches_hold_everything_once(data, bins, seed):
     batches = everything.batches(None if seed is None else generator(seed, "test"))
     assert sorted(index for batch in batches for index in batch) == list(range(len(everything)))
     for batch in batches:
-        size = everything.load(batch)["speech"].numel()
+        loaded = everything.load(batch)
+        size = loaded["speech"].numel()
         assert size <= bins or len(batch) == 1
+        assert loaded.frames == size / simulated.BINS
 
 
 def test_epochs_differ_and_repeat(data):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from conftest import ROOT, run
 from fedtools.audio.wave import AudioError, read_wave
 from fedtools.core.errors import UserError
 from fedtools.data.ark import FeatureReader
-from fedtools.data.audio_files import audio_place
+from fedtools.data.audio_files import AudioPlace, audio_place, open_entry
 from fedtools.data.datadir import DataDir
 from fedtools.data.validate import validate_data_dir
 
@@ -113,6 +114,21 @@ def test_a_recording_of_fifty_samples_in_an_ark(tmp_path):
     offset = int(spec.rpartition(":")[2])
     assert ark.read_bytes()[offset : offset + 6] == b"AUDIO\x01"
     np.testing.assert_array_equal(read_wave(spec).samples * 32768, samples)
+
+
+def test_a_recording_in_an_ark_has_less_than_two_gigabytes(tmp_path):
+    ark, longest = tmp_path / "wav.ark", 2**31 - 1
+
+    def announce(length):
+        ark.write_bytes(b"AUDIO\x04" + length.to_bytes(4, "little"))
+        os.truncate(ark, 10 + length)
+        return AudioPlace(ark, 0)
+
+    file, *extent = open_entry(announce(longest))
+    file.close()
+    assert extent == [10, longest]
+    with pytest.raises(UserError, match="a damaged header"):
+        open_entry(announce(longest + 1))
 
 
 def test_what_is_no_audio_in_an_ark_is_refused_by_both(tmp_path, cli):

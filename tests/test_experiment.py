@@ -145,6 +145,8 @@ def test_who_was_sampled_is_computed_again(world, tmp_path):
     counts.fedtools(world, "sample", path).ok()
     listed = path / "round_0002" / "clients"
     first, *others = listed.read_text().splitlines()
+    listed.write_text(f"{first}\nnobody\n")
+    counts.fedtools(world, "train-local", path).fails(1, f"{listed}:2: 'nobody' is no client")
     listed.write_text("".join(f"{name}\n" for name in others))
     counts.fedtools(world, "train-local", path).ok()
     counts.fedtools(world, "aggregate", path).fails(1, "not the clients drawn for this seed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -676,3 +677,21 @@ def test_optimisers_are_torchs_without_its_compiler():
     """They compute the same bits, and do not import what takes longer than a small experiment."""
     # A fork would have imported it.
     run(sys.executable, "-c", UNCOMPILED, cold=True).ok()
+
+
+FREED = """
+import resource
+from fedtools.tasks.kws.memory import keep_freed_memory
+
+keep_freed_memory()
+for _ in range(2):
+    bytearray(100 << 20)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="without glibc it does nothing")
+def test_freed_memory_is_used_again():
+    """The system clears no page a second time."""
+    first, second = run(sys.executable, "-c", FREED, cold=True).ok().out.split()
+    assert int(second) - int(first) < 100

@@ -189,6 +189,10 @@ def test_what_is_left_out_is_counted_by_character():
     normalise("na\u00efve.", "en", left_out)
     assert left_out == {"\u0308": 1, ".": 1}
     left_out.clear()
+    # A joiner within a word stays.
+    normalise("می\u200cخواهم\u200c \u200cنه", "fa", left_out)
+    assert left_out == {"\u200c": 2}
+    left_out.clear()
     # Respelled symbols are not left out.
     for language, sentence in (
         ("ko", "교육\u318d문화"),

@@ -153,6 +153,16 @@ def test_folders_within_folders_are_removed_however_deep(tmp_path):
     remove(top)
 
 
+def test_a_folder_that_cannot_be_removed_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "update.2.tsv").mkdir()
+    program = tmp_path / "rm"
+    program.write_text("#!/bin/sh\necho 'rm: it is\nbusy' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(OSError, match=r"rm: it is busy.*update\.2\.tsv"):
+        remove(tmp_path / "update.2.tsv")
+
+
 def test_a_killed_command_leaves_nothing_after_the_next(tmp_path):
     code = (
         "import os, signal, sys; from fedtools.core.atomic import atomic_write\n"
