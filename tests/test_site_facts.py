@@ -491,3 +491,61 @@ def test_processes_of_a_site_change_no_byte(request, tmp_path, task, method):
     assert named and {one: files["1"][one] for one in named} == {
         one: files["2"][one] for one in named
     }
+
+
+class Killed(BaseException):
+    """Exception that replaces kill -9."""
+
+
+def killed(number: int, monkeypatch, *words: str | Path) -> bool:
+    """Run a command, killed when so many files or folders are in place; return whether it was."""
+    left = [number]
+
+    def counted(move):
+        def moved(source, target, **more):
+            move(source, target, **more)
+            left[0] -= 1
+            if not left[0]:
+                raise Killed
+
+        return moved
+
+    with monkeypatch.context() as patch:
+        for name in ("replace", "rename"):
+            patch.setattr(os, name, counted(getattr(os, name)))
+        try:
+            inside(*words).ok()
+        except Killed:
+            return True
+    return False
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return name -> bytes of what an experiment, or a capsule, begins with."""
+    known = {"commands.sh", "software.yaml"}
+    files = (one for one in folder.rglob("*") if one.is_file() and ".locks" not in one.parts)
+    return {
+        str(one.relative_to(folder)): one.read_bytes() for one in files if one.name not in known
+    }
+
+
+def test_kills_of_init_and_site_leave_what_goes_on(kws, tmp_path, monkeypatch):
+    words = (*kws.words("fedavg"), *kws.facts())
+    whole = tmp_path / "whole"
+    inside("init", whole, *words).ok()
+    inside("site", whole, "--site", "a", tmp_path / "capsule").ok()
+    numbers = [0, 0]
+    for number in range(1, 60):
+        path, capsule = tmp_path / f"exp{number}", tmp_path / f"capsule{number}"
+        begun = killed(number, monkeypatch, "init", path, *words)
+        inside("init", path, *words).ok()
+        assert contents(path) == contents(whole)
+        out = killed(number, monkeypatch, "site", whole, "--site", "a", capsule)
+        if out and not capsule.exists():
+            inside("site", whole, "--site", "a", capsule).ok()
+        assert contents(capsule) == contents(tmp_path / "capsule")
+        numbers = [numbers[0] + begun, numbers[1] + out]
+        if not (begun or out):
+            break
+    # Each file of the experiment, and of the capsule, was the last one once.
+    assert numbers[0] >= 10 and numbers[1] >= 1
