@@ -241,11 +241,11 @@ def train_local(
     been done; there are five, and fedtools aggregate replies to each.
 
     Reads: EXP/round_<number>/clients, jobs and global.safetensors; EXP/clients/<client>/; the
-    training data of these clients; with secure sums KEYS.
+    training data of these clients; with secure sums --keys.
 
     Writes: EXP/round_<number>/update.<job>.safetensors and .tsv, and features.<client>.ark and .scp
     where the method sends features; EXP/clients/<client>/; with secure sums
-    EXP/round_<number>/secure.<step>.<job> instead, and KEYS, promises and secrets.
+    EXP/round_<number>/secure.<step>.<job> instead, and promises and secrets in --keys.
 
     Example in egs/commonvoice/asr1: fedtools train-local exp/mini/fedavg/seed0 --job 1
     """
@@ -366,7 +366,7 @@ def client_keys(
         None, metavar="FILE", help="A list of clients, one on each line, in place of names."
     ),
 ) -> None:
-    """Make keys of clients, and print the public ones, for secure sums.
+    """Make clients' keys for secure sums; print the public ones.
 
     Each client runs this where its data are, for its own name; whoever simulates a federation, for
     all. The printed rows together are the table of fedtools init --client-keys. Keys that are there
@@ -545,10 +545,10 @@ def rounds(
     all ranks run one federation together, on any number of machines that share the folder EXP; --nj
     is then ignored.
 
-    Reads: EXP, and the data that fedtools init was given; with secure sums KEYS.
+    Reads: EXP, and the data that fedtools init was given; with secure sums --keys.
 
     Writes: EXP/round_<number>/ and EXP/clients/<client>/, as sample, train-local and aggregate do;
-    EXP/evaluate_<split>.tsv with --evaluate; with secure sums KEYS, promises and secrets.
+    EXP/evaluate_<split>.tsv with --evaluate; with secure sums promises and secrets in --keys.
 
     Example in egs/commonvoice/asr1: fedtools rounds exp/mini/fedavg/seed0 --nj 3 --evaluate valid
     """

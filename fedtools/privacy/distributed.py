@@ -25,10 +25,10 @@ not W, but near:
   discrete Gaussian of variance a + b is at most log((1 + r) / (1 - r)) in magnitude, which for v >=
   1 is below 5 exp(-2 pi^2 v).
 - A sum with another share is a function of the sum before and of that share, so that the bound on
-  the sum before holds on, and that of the new share is added. With k shares before, v is s^2 k / (k
-  + 1). Thus in each coordinate |log P(S = z) / P(W = z)| <= tau / 2, where tau = 10 sum_{k = 1}^{m
-  - 1} exp(-2 pi^2 s^2 k / (k + 1)), as in theorem 1 of Kairouz, Liu and Steinke. As k / (k + 1) >=
-  1/2, tau is at most 10 (m - 1) exp(-pi^2 s^2), which is used here.
+  the sum before holds on, and that of the new share is added. With k shares before, v is
+  s^2 k / (k + 1). Thus in each coordinate |log P(S = z) / P(W = z)| <= tau / 2, where tau =
+  10 sum_{k < m} exp(-2 pi^2 s^2 k / (k + 1)), k from 1, as in theorem 1 of Kairouz, Liu and
+  Steinke. As k / (k + 1) >= 1/2, tau is at most 10 (m - 1) exp(-pi^2 s^2), which is used here.
 
 Concentrated differential privacy (M. Bun, T. Steinke: Concentrated differential privacy, TCC 2016):
 the Renyi divergence of order alpha is at most alpha rho. Distributions whose log ratio is at most t
