@@ -42,6 +42,11 @@ class LedgerRow(NamedTuple):
     status: str = OK
     attacker: bool = False
 
+    @property
+    def marked(self) -> str:
+        """Return the status as experimenters see it."""
+        return (" ".join(self.status.split()) or OK) + _ATTACKER * self.attacker
+
 
 COLUMNS = tuple(name for name in LedgerRow._fields if name != "attacker")
 # At the end of an attacker's status.
@@ -59,7 +64,7 @@ def write_ledger(path: Path, rows: Sequence[LedgerRow]) -> None:
                 **{name: getattr(row, name) for name in COLUMNS},
                 **{name: f"{getattr(row, name):g}" for name in numbers},
                 "seconds": f"{row.seconds:.3f}",
-                "status": (" ".join(row.status.split()) or OK) + _ATTACKER * row.attacker,
+                "status": row.marked,
             }
             for row in rows
         ],

@@ -40,7 +40,9 @@ def clients_table(experiment: Experiment, at: int | None = None) -> str:
         problem = f"round {at} is not complete" if at else "no round yet"
         raise UserError(problem, path=experiment.path, remedy="run fedtools rounds")
     folder = experiment.round(at)
-    statuses = {row.client: row.status for row in read_round(experiment, at)}
+    ledger = {row.client: row for row in read_round(experiment, at)}
+    statuses = {client: row.status for client, row in ledger.items()}
+    marked = {client: row.marked for client, row in ledger.items()}
     start = folder.shared_state()
     options = experiment.options
     method = make_method(options.method, options.method_conf, experiment.path / "config.yaml")
@@ -62,7 +64,7 @@ def clients_table(experiment: Experiment, at: int | None = None) -> str:
         shares = dict.fromkeys(shares, 1 / UserPlan.read(experiment.path).expected)
     lines = [
         [*(row[name] for name in _HEADER[:5]), _percent(shares.get(row["client"])),
-         statuses.get(row["client"], "-")]
+         marked.get(row["client"], "-")]
         for row in rows
     ]  # fmt: skip
     new = experiment.round(at + 1).shared_state()
