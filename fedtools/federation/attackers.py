@@ -226,13 +226,12 @@ def _crafted(
     if options.kind == "replacement":
         towards = poisoned if options.has_backdoor else np.tile(first, (len(usable), 1))
         return boosted(towards, options.boost or sampled / len(usable))
-    if options.has_backdoor:
-        direction = poisoned.mean(0) - honest.mean(0)
-    else:
-        direction = direction_of(honest, options.direction)
+    aim = poisoned.mean(0) if options.has_backdoor else None
+    direction = direction_of(honest, options.direction) if aim is None else aim - honest.mean(0)
     if options.kind == "minmax":
         return minmax(honest, direction)
-    return adaptive(honest, direction, RULES[options.rule], sampled)
+    ratio = federation.method.max_norm_ratio
+    return adaptive(honest, direction, RULES[options.rule], sampled, ratio, aim)
 
 
 def flat(tensors: Mapping[str, np.ndarray]) -> np.ndarray:

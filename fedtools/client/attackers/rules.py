@@ -14,14 +14,13 @@ import numpy as np
 # (changes (n, D), how many of the last are crafted) -> the aggregate (D,).
 Rule = Callable[[np.ndarray, int], np.ndarray]
 
-# The default of `Method.max_norm_ratio`; steps and smoothing of Weiszfeld's algorithm.
-_NORM_RATIO, _STEPS, _SMOOTHING = 20.0, 10, 1e-6
+# Steps and smoothing of Weiszfeld's algorithm.
+_STEPS, _SMOOTHING = 10, 1e-6
 
 
 def mean(changes: np.ndarray, crafted: int) -> np.ndarray:
-    """Return the mean of all changes of at most 20 times the median norm, the server's default."""
-    norms = np.linalg.norm(changes, axis=1)
-    return np.asarray(changes[norms <= _NORM_RATIO * np.median(norms)].mean(0))
+    """Return the mean."""
+    return np.asarray(changes.mean(0))
 
 
 def clip(changes: np.ndarray, crafted: int) -> np.ndarray:
