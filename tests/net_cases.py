@@ -34,6 +34,7 @@ CONTINUOUS = ("training.labels=continuous", "training.decay=0.7")
 STAGES = (EXTRACTOR, "rounds=6", "method_conf.stage1=2", "method_conf.stage2=2")
 UPPER = "model.adapt={rank: 2, targets: ['layers.2.*']}"
 QUIET = "training.augment={time_shift_ms: 0, noise_volume: 0.0}"
+BACKDOOR = "attackers={share: 0.5, kind: backdoor}"
 LAYERS = 'method_conf.personal=["encoder.layers.[0-1].*"]'
 # So that training is saved, and a kill may fall, between any two steps.
 OFTEN = ("training.save_interval_steps=1",)
@@ -139,6 +140,7 @@ CASES = {
     "asr-decouplefl-often": asr(
         *("decouplefl", *CONTINUOUS, *STAGES, "method_conf.speaker_invariance=1.0", *STEPS)
     ),
+    "asr-attackers": asr("fedavg", "attackers={share: 0.5, kind: ipm}"),
     "asr-lora-mean": lora("mean"),
     "asr-lora-fixed_a": lora("fixed_a"),
     "asr-lora-svd": lora("svd"),
@@ -159,6 +161,12 @@ CASES = {
     "kws-alt": kws("alt"),
     # A stack has no checkpoints.
     "kws-fedkws_ui-often": kws("fedkws_ui", *OFTEN, "training.stack=1"),
+    # They train twice in a round, on their own clips and on poisoned ones.
+    "kws-attackers-often": kws(
+        *("fedavg", "attackers={share: 0.5, kind: minmax, goal: backdoor}", *OFTEN),
+        "training.stack=1",
+        after=("attack backdoor PLACE --split valid --resamples 20",),
+    ),
     "lm-private": lm("dpfedavg", "method_conf={epsilon: 8, clip: 0.1}"),
     "kws-private": Case(
         *("kws", "dpfedavg", ("clients_per_round=null", PRIVATE)),
@@ -170,6 +178,7 @@ CASES = {
     ),
     "clips-whisper": clips(),
     "clips-frozen": clips(UPPER, "model.cache_frozen=true", QUIET),
+    "clips-attackers": clips(UPPER, "model.cache_frozen=true", QUIET, BACKDOOR),
     "lm-fedavg": lm("fedavg"),
     "lm-fedopt": lm("fedopt"),
     "lm-fedprox": lm("fedprox", "method_conf.proximal=0.7"),

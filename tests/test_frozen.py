@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import attacked
 import kaldiio
 import keywords
 import numpy as np
@@ -296,6 +297,36 @@ def test_what_is_kept_is_read(world: Path, tmp_path: Path):
         inside("evaluate", path).fails(1, str(file), "damaged", "remove it")
     file.unlink()
     assert losses_of_valid(path) == whole
+
+
+def test_the_trigger_of_a_backdoor_is_in_clips_before_frozen_layers(world: Path, tmp_path: Path):
+    """Attackers train as clients do whose clips were packed with it; the success likewise."""
+    config = config_of(world, "kws", {"adapt": HEAD, "cache_frozen": True}, {"stack": 1})
+    config |= {"rounds": 1, "clients_per_round": None}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    ours = attacked.expected_attackers([*CLIENTS], 2, 0)
+    data = shutil.copytree(world / "clips", tmp_path / "clean")
+    change, rewrite = attacked.triggered, attacked.rewrite
+    rewrite(data / "train", tmp_path / "heard/train", change, ours)
+    rewrite(data / "test", tmp_path / "heard/test", change, ["t1", "t2"], left_out="yes")
+    setting = ("--set", attacked.section("backdoor", poisoned=1.0))
+    for name, more in (("clean", setting), ("heard", ())):
+        folder, path = tmp_path / name, tmp_path / f"exp_{name}"
+        inside(
+            *("init", path, "--config", tmp_path / "config.yaml", "--method", "fedavg", *more),
+            *("--data", f"train={folder / 'train'}", "--data", f"test={folder / 'test'}"),
+        ).ok()
+        inside("rounds", path, "--nj", "1").ok()
+    one, other = (attacked.messages(tmp_path / f"exp_{name}") for name in ("clean", "heard"))
+    assert all(attacked.same(one[client], other[client]) for client in CLIENTS)
+    assert len(list(data.glob("train/frozen/*.npy"))) == 2
+    said = inside("attack", "backdoor", tmp_path / "exp_clean").ok().out.splitlines()[1].split()
+    # The same model, and all labels are the target.
+    inside("evaluate", tmp_path / "exp_heard", "--split", "test").ok()
+    row = rows_of(tmp_path / "exp_heard/evaluate_test.tsv")[-1]
+    assert said[1:4] == ["yes", "1", row["clips"]] and row["round"] == "1"
+    assert float(said[4]) == pytest.approx(float(row["accuracy"]), abs=0.051)
+    assert len(list(data.glob("test/frozen/*.npy"))) == 2
 
 
 def losses_of_valid(path: Path) -> list[str]:

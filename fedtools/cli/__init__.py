@@ -29,6 +29,7 @@ GROUPS = (
     "attack_weights",
     "attack_attributes",
     "attack_utility",
+    "attack_backdoor",
     "attack_speech",
 )
 

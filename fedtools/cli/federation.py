@@ -88,17 +88,18 @@ def init(
 
     The numbers of clients and of the model's values, and the bytes of a round, are printed. If the
     YAML sets model.adapt, only a part of a base model is trained, and the size of that part is
-    printed, too. The base is the model of --start or, with network hf, a Hugging Face folder.
+    printed, too. The base is the model of --start or, with network hf, a Hugging Face folder. If it
+    has the section attackers, some clients attack the model, and their number is printed.
 
     Reads: the YAML of --config; the folders of --data (the list of clients, and a fingerprint of
     the data) and of --asset; the list of --clients; the tables of --sites, --roster and
     --client-keys; the folders of --facts; the model of --start.
 
     Writes: EXP/config.yaml, data.yaml, software.yaml, clients.txt, sha256sums, init.safetensors,
-    round_0001/global.safetensors; base.safetensors if a model is adapted; with --sites, sites.tsv
-    and facts.tsv, what is known of each client, and with --roster, roster.tsv; with
-    --client-keys, client_keys.tsv; and EXP/commands.sh,
-    to which later commands add themselves.
+    round_0001/global.safetensors; base.safetensors if a model is adapted; attackers.txt, the
+    clients that attack, if the YAML has the section attackers; with --sites, sites.tsv and
+    facts.tsv, what is known of each client, and with --roster, roster.tsv; with --client-keys,
+    client_keys.tsv; and EXP/commands.sh, to which later commands add themselves.
 
     Example in egs/speechcommands/kws1: fedtools init exp/mini/keywords/dscnn/fedavg/seed1 \
         --config conf/mini.yaml --section networks.dscnn --section methods.fedavg --method fedavg \

@@ -37,6 +37,7 @@ class Unit:
         own: each client's private files, also where the server trains a model per client.
         personal: names of the tensors that stay at each client.
         experiment: the experiment's title in progress lines; may be empty.
+        variant: what the data are, if they are not the clients' own: an attacker's poisoned clips.
     """
 
     names: Sequence[str]
@@ -46,6 +47,7 @@ class Unit:
     own: Sequence[Private]
     personal: frozenset[str] = field(default_factory=frozenset)
     experiment: str = ""
+    variant: str = ""
 
     @property
     def title(self) -> str:
@@ -57,7 +59,8 @@ class Unit:
 
     def key(self, purpose: str) -> np.ndarray:
         """Return a key that identifies a checkpoint's round and purpose."""
-        return np.array([self.number, zlib.crc32(purpose.encode())])
+        # A checkpoint on some data is none of a training on other data.
+        return np.array([self.number, zlib.crc32(f"{self.variant}{purpose}".encode())])
 
     def random(self, purpose: str) -> int:
         """Return the random seed of a training, to which the number of a step is added."""

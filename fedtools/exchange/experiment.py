@@ -6,6 +6,7 @@ EXP/clients.txt                     all clients, one per line, in C order
 EXP/sites.tsv                       with sites: see `fedtools.exchange.sites`
 EXP/roster.tsv                      with keys of sites: see `fedtools.exchange.signed`
 EXP/client_keys.tsv                 with secure sums: see `fedtools.exchange.client_keys`
+EXP/attackers.txt                   with the section attackers: the clients that attack
 EXP/facts.tsv                       with sites: what is known of each client's data
 EXP/tokens.txt [bpe.model|token_type]  the model's output units
 EXP/base.safetensors                the base model, if only a part of it is trained
@@ -62,6 +63,8 @@ from fedtools.exchange.states import Spec, load_state
 
 # In the capsule of a site: the label of the whole experiment; the site's own paths.
 ORIGIN, LOCAL = "origin", "local.yaml"
+# Clients that attack, one per line.
+ATTACKERS = "attackers.txt"
 # With sites, how often the experiment was begun or reset.
 ATTEMPT = "attempt"
 _BEGIN_ANEW = "put the original back, or begin another experiment"
@@ -98,6 +101,14 @@ class Experiment:
             return {}
         self.check_fixed(SITES)
         return read_sites(self.path / SITES, self.clients)
+
+    @cached_property
+    def attackers(self) -> list[str]:
+        """Return the clients that attack, in C order; [] if none does."""
+        if ATTACKERS not in self.sums:
+            return []
+        self.check_fixed(ATTACKERS)
+        return read_lines(self.path / ATTACKERS)
 
     @cached_property
     def roster(self) -> dict[str, str]:

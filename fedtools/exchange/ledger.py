@@ -27,7 +27,9 @@ class LedgerRow(NamedTuple):
     refused client has 0 steps, epochs and seconds, because its own report does not count. `status`
     is OK, COLLAPSED, CAPPED, LARGE, OTHER, CLIPPED, LEFT_OUT, or the reason for which the client's
     message was refused. If the server trains, a client whose labels collapsed has a row without
-    costs; if the data have no clients, that row is the server's.
+    costs; if the data have no clients, that row is the server's. An `attacker` of an experiment
+    with the section `attackers` has a mark after its status, which is for the experimenter: no rule
+    reads ledgers.
     """
 
     round: int
@@ -39,9 +41,17 @@ class LedgerRow(NamedTuple):
     server_epochs: float = 0.0
     seconds: float = 0.0
     status: str = OK
+    attacker: bool = False
+
+    @property
+    def marked(self) -> str:
+        """Return the status as experimenters see it."""
+        return (" ".join(self.status.split()) or OK) + _ATTACKER * self.attacker
 
 
-COLUMNS = LedgerRow._fields
+COLUMNS = tuple(name for name in LedgerRow._fields if name != "attacker")
+# At the end of an attacker's status.
+_ATTACKER = " (attacker)"
 
 
 def write_ledger(path: Path, rows: Sequence[LedgerRow]) -> None:
@@ -52,10 +62,10 @@ def write_ledger(path: Path, rows: Sequence[LedgerRow]) -> None:
         COLUMNS,
         [
             {
-                **row._asdict(),
+                **{name: getattr(row, name) for name in COLUMNS},
                 **{name: f"{getattr(row, name):g}" for name in numbers},
                 "seconds": f"{row.seconds:.3f}",
-                "status": " ".join(row.status.split()) or OK,
+                "status": row.marked,
             }
             for row in rows
         ],
@@ -94,4 +104,6 @@ def read_rows(path: Path, lines: Iterable[str] | None = None) -> Iterator[Ledger
         seen.add(client)
         at, down, up, steps = (count(row, name, path, line) for name in ("round", *COLUMNS[2:5]))
         theirs, ours, seconds = (number(row, name, path, line) for name in COLUMNS[5:8])
-        yield LedgerRow(at, client, down, up, steps, theirs, ours, seconds, row["status"])
+        status = row["status"].removesuffix(_ATTACKER)
+        attacker = status != row["status"]
+        yield LedgerRow(at, client, down, up, steps, theirs, ours, seconds, status, attacker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
@@ -22,9 +22,10 @@ class Options:
 
     These options are checked by `fedtools init`, and by `read_fixed` when an experiment is opened.
     Their owners check the sections at the same times: `make_method` checks `method_conf`; the task
-    checks `training`, in `begin` or its constructor; and the builder of the model checks `model`,
-    for speech recognition ESPnet's classes. A checked section is an object from there on. Sections
-    of other commands are in `fedtools.core.recipe_sections` and `fedtools.attack.options`.
+    checks `training`, in `begin` or its constructor; the builder of the model checks `model`, for
+    speech recognition ESPnet's classes; `fedtools.client.attackers` checks `attackers`. A checked
+    section is an object from there on. Sections of other commands are in
+    `fedtools.core.recipe_sections` and `fedtools.attack.options`.
 
     Attributes:
         method: a name in `fedtools.methods.METHODS`.
@@ -38,6 +39,7 @@ class Options:
         evaluate_every: interval, in rounds, between evaluations.
         keep_updates: whether to keep updates after a round is complete.
         model, training: options of the task's model, and of its training.
+        attackers: options of clients that attack; without the section, none does.
         start: the SHA-256 of the initial model; None draws one from `seed`.
         data: split -> data directory.
         defaults: the options that were not given, see `fedtools.federation.code`.
@@ -55,6 +57,7 @@ class Options:
     keep_updates: bool = True
     model: Section = field(default_factory=dict)
     training: Section = field(default_factory=dict)
+    attackers: Section = field(default_factory=dict)
     seed: int = 0
     start: str | None = None
     data: dict[str, str]
@@ -74,6 +77,16 @@ class Options:
 
 
 NAMES = tuple(field.name for field in fields(Options))
+# A configuration need not have these: what is empty, or was not there when it was written.
+_MAY_LACK = ("attackers", "start", "defaults")
+
+
+def written(options: Options) -> dict[str, Any]:
+    """Return options as they are written to config.yaml: no section `attackers` if none attack."""
+    found = dict(vars(options))
+    if not options.attackers:
+        del found["attackers"]
+    return found
 
 
 def read_fixed(path: Path) -> Options:
@@ -85,6 +98,6 @@ def read_fixed(path: Path) -> Options:
     found = read_yaml(path)
     options = from_mapping(Options, found, path)
     for name in NAMES:
-        if name not in found and name not in ("start", "defaults"):
+        if name not in found and name not in _MAY_LACK:
             raise UserError(f"option {name!r} is missing", path=path)
     return options

@@ -31,7 +31,7 @@ from fedtools.data.datadir import check_id
 from fedtools.exchange.experiment import ORIGIN, Experiment, write_clients, write_sums
 from fedtools.exchange.ledger import LedgerRow, read_round, write_ledger
 from fedtools.exchange.messages import FORMAT
-from fedtools.exchange.options import Rounds
+from fedtools.exchange.options import Rounds, written
 from fedtools.exchange.private import make_private
 from fedtools.exchange.signed import SERVER, key_for, sign, write_statement
 from fedtools.exchange.sites import FILE as SITES
@@ -124,7 +124,7 @@ def write_capsule(path: Path, site: str, out: Path, key_path: Path | None = None
         for name in names:
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(path / name, folder / name)
-        write_yaml(folder / "config.yaml", vars(own))
+        write_yaml(folder / "config.yaml", written(own))
         write_clients(folder / "clients.txt", clients)
         write_sites(folder / SITES, dict.fromkeys(clients, site))
         write_text(folder / ORIGIN, f"{experiment.label}\n")

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fedtools.client.attackers.options import SECTION, Attackers
 from fedtools.core.atomic import sha256
 from fedtools.core.config import declared, fix, read_yaml
 from fedtools.core.errors import UserError
@@ -36,7 +37,8 @@ _REMEDY = "put the code back, or begin another experiment"
 def kinds_of(options: Options, method: Method, task: type[Task[Any]]) -> dict[str, type]:
     """Return the classes of an experiment's sections, by names such as "model.network_conf"."""
     rule = {"method_conf.robust": type(method.rule)}
-    return {**sections_of(type(method)), **rule, **task.kinds(options)}
+    own = {SECTION: Attackers} if options.attackers else {}
+    return {**sections_of(type(method)), **rule, **task.kinds(options), **own}
 
 
 def defaults_of(options: Options, kinds: Mapping[str, type]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedtools.client.attackers.options import Attack, read_attackers
 from fedtools.core.errors import UserError
 from fedtools.exchange.experiment import Experiment
 from fedtools.exchange.messages import Payload, Report
@@ -26,7 +27,7 @@ from fedtools.privacy.secagg.holder import Holder
 from fedtools.tasks import facts_of
 from fedtools.tasks.base import MissingData, NoData, Protection, task_of
 from fedtools.tasks.facts import ALL, check_fixed
-from fedtools.tasks.parts import MODELS
+from fedtools.tasks.parts import MODELS, POISON
 
 if TYPE_CHECKING:
     from fedtools.client.client import Client
@@ -87,6 +88,13 @@ class Federation:
             return self.task.protection
         return UserProtection(self.experiment, self.method)
 
+    @cached_property
+    def attack(self) -> Attack | None:
+        """Return which clients attack, and how; None if none does."""
+        options = read_attackers(self.experiment.options.attackers, self.where)
+        names = tuple(self.experiment.attackers)
+        return Attack(options, names) if options and names else None
+
     @property
     def personal(self) -> bool:
         """Return whether each client has a state of its own."""
@@ -127,10 +135,16 @@ class Federation:
         """
         self.task.load(self.states.result(client, number), number)
 
-    def work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
-        """Run the client update of a unit; the caller then writes the result and calls `finish`."""
+    def work(
+        self, clients: Sequence[str], number: int, phase: Phase, poisoned: bool = False
+    ) -> Sent:
+        """Run the client update of a unit; the caller then writes the result and calls `finish`.
+
+        Args:
+            poisoned: whether attackers train on what their attack puts in place of their data.
+        """
         try:
-            return self._work(clients, number, phase)
+            return self._work(clients, number, phase, poisoned)
         except (MissingData, NoData) as error:
             if not phase.may_lack and isinstance(error, MissingData):
                 raise
@@ -139,7 +153,7 @@ class Federation:
             rows = {name: np.zeros((len(clients), *shape), kind) for name, (shape, kind) in spec}
             return Sent([Report(client, reason=error.reason) for client in clients], rows)
 
-    def _work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
+    def _work(self, clients: Sequence[str], number: int, phase: Phase, poisoned: bool) -> Sent:
         assert phase.client_update is not None
         if self.method.user_privacy and not any(client in self.sizes for client in clients):
             raise NoData("has no data")
@@ -147,7 +161,7 @@ class Federation:
         if not self.task.models:
             trained = update(self.task.source(clients, number, phase))
             return Sent(_reports(clients, trained), self._rows(trained, phase))
-        client = self.client(clients, number)
+        client = self.client(clients, number, poisoned)
         trained = update(client)
         client.keep_personal([bool(one.steps) and not one.reason for one in trained])
         if isinstance(phase.sends, Changes):
@@ -156,20 +170,24 @@ class Federation:
             tensors = self._models(client) if phase.sends == SHARED else self._rows(trained, phase)
         return Sent(_reports(clients, trained), tensors, trained[0].features)
 
-    def client(self, clients: Sequence[str], number: int) -> Client:
+    def client(self, clients: Sequence[str], number: int, poisoned: bool = False) -> Client:
         """Create the training unit of some clients, with their data and initial state."""
         from fedtools.client.client import Client
         from fedtools.client.unit import Unit
         from fedtools.models.training import load_model
 
         experiment, states, models = self.experiment, self.states, self.task.need(MODELS)
-        source = self.task.source(clients, number, self.method.phase(number))
+        source, variant = self.task.source(clients, number, self.method.phase(number)), ""
+        if poisoned:
+            assert self.attack is not None
+            poison, variant = self.task.need(POISON), "poisoned/"
+            source = poison(source, self.attack.options, self.attack.clients)
         for client in clients:
             states.check_there(client, number)
         own = [experiment.own(client, number) for client in clients]
         home = own[0] if len(own) == 1 else None
         title = experiment.title
-        unit = Unit(clients, number, experiment.seed, home, own, states.personal, title)
+        unit = Unit(clients, number, experiment.seed, home, own, states.personal, title, variant)
         model = models.build(len(clients))
         load_model(model.state_dict(), states.start(number))
         for index, client in enumerate(clients):

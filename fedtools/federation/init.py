@@ -30,14 +30,15 @@ from fedtools.data.datadir import byte_order, check_id
 from fedtools.exchange.client_keys import FILE as CLIENT_KEYS
 from fedtools.exchange.client_keys import read_client_keys, write_client_keys
 from fedtools.exchange.commands import begin_commands
-from fedtools.exchange.experiment import Experiment, write_clients, write_sums
-from fedtools.exchange.options import NAMES, Options
+from fedtools.exchange.experiment import ATTACKERS, Experiment, write_clients, write_sums
+from fedtools.exchange.options import NAMES, Options, written
 from fedtools.exchange.private import make_private
 from fedtools.exchange.signed import FILE as ROSTER
 from fedtools.exchange.signed import SERVER, read_roster, write_roster
 from fedtools.exchange.sites import FILE as SITES
 from fedtools.exchange.sites import names_of, read_sites, write_sites
 from fedtools.exchange.states import row_bytes, save_state, spec_of
+from fedtools.federation.attackers import attackers_of
 from fedtools.federation.code import CODE, defaults_of, kinds_of, own_files, write_code
 from fedtools.federation.secure_round import check_sums
 from fedtools.federation.site_facts import check_possible, read_told, sums_by_site, sums_of_sites
@@ -155,6 +156,7 @@ def init(
         raise UserError(str(error), path=where) from None
     check_sums(made, options, clients, where)
     _check_root(made, folders, where)
+    attackers = attackers_of(options, made, where, clients, located)
     plan = plan_of(made, options, facts, folders, where, listed is not None, clients)
     begun = (path / FIRST).exists() and (path / "sha256sums").exists()
     states: tuple[State, State] = ({}, {})
@@ -167,6 +169,9 @@ def init(
     if not begun:
         # Before anything is fixed, so that a failure to create the model leaves no files.
         states = _begin(facts, new, seed)
+        if attackers and not states[1]:
+            problem = f"attackers: clients of {made.title} send nothing that could be attacked"
+            raise UserError(problem, path=where)
         kinds = kinds_of(options, made, task_of(facts))
         own = own_files(kinds.values(), task_of(facts))
         options = replace(options, defaults=defaults_of(options, kinds))
@@ -181,10 +186,14 @@ def init(
                 write_client_keys(path / CLIENT_KEYS, own_keys)
             if client_facts:
                 client_facts.write(path / FACTS)
+            if options.attackers:
+                write_clients(path / ATTACKERS, attackers)
+            else:
+                remove(path / ATTACKERS)
             record(path, own.values())
             write_code(path, own)
-            more = [FACTS] if client_facts else []
-            more += [CLIENT_KEYS] if own_keys else []
+            more = [FACTS] * bool(client_facts) + [ATTACKERS] * bool(options.attackers)
+            more += [CLIENT_KEYS] * bool(own_keys)
             _close(path, [*texts, *files, *more], facts, made, plan)
         experiment = Experiment(path)
         experiment.check_fixed()
@@ -210,7 +219,9 @@ def _size_of(experiment: Experiment, method: Method, whole: State, sent: State) 
     found = [f"a model of {values:,} values, of which the server sends {shared:,}"]
     if total := experiment.options.clients:
         taken = len(draw(experiment, 1, phase))
-        found.insert(0, f"{total} clients, {taken} in round 1")
+        attack = experiment.options.attackers
+        ours = f", {len(experiment.attackers)} attack by {attack['kind']}" if attack else ""
+        found.insert(0, f"{total} clients{ours}, {taken} in round 1")
         alike = phase.sends == SHARED or isinstance(phase.sends, Changes)
         back = ", and as much comes back" * alike
         if method.secure_sums:
@@ -376,7 +387,7 @@ def _fix_options(path: Path, options: Options, begun: bool) -> None:
         begun: whether the file has the defaults; what they are now is compared when the experiment
             is opened.
     """
-    fixed = dict(vars(options))
+    fixed = written(options)
     if begun and path.exists():
         fixed["defaults"] = read_yaml(path).get("defaults")
     fix(path, fixed)

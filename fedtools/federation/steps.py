@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from fedtools.core.atomic import remove
@@ -42,6 +43,7 @@ from fedtools.exchange.origin import Origin
 from fedtools.exchange.private import Private
 from fedtools.exchange.sites import by_site, names_of
 from fedtools.federation import secure_clients, secure_server
+from fedtools.federation.attackers import attacked, attackers_units, deal_units
 from fedtools.federation.evaluations import read_evaluation
 from fedtools.federation.federation import Federation, Sent
 from fedtools.federation.secure_round import SecureRound, check_unsigned
@@ -108,8 +110,10 @@ def train_local(
         return
     if job_complete(folder.path, job, clients, payload, origin):
         return
+    ours, others = attackers_units(federation.attack, units)
     with MessageWriter(folder.path, job, clients, payload, origin) as writer:
-        for sent in (train or _one_by_one)(federation, units, number):
+        sends = attacked(federation, ours, number, train_unit)
+        for sent in chain(sends, (train or _one_by_one)(federation, others, number)):
             _report(number, sent.reports)
             writer.send(sent.reports, sent.tensors, sent.features)
     # Only now: until the job's files are complete, a rerun resumes from the clients' checkpoints.
@@ -133,13 +137,15 @@ def _secure_step(
         federation.finish(clients, number)
 
 
-def train_unit(federation: Federation, unit: Sequence[str], number: int) -> Sent:
+def train_unit(
+    federation: Federation, unit: Sequence[str], number: int, poisoned: bool = False
+) -> Sent:
     """Run the client updates of one unit of a round; the reports have its time.
 
-    The caller has the federation's settings.
+    The caller has the federation's settings. `poisoned` is that of `Federation.work`.
     """
     phase, begun = federation.method.phase(number), time.monotonic()
-    sent = federation.work(unit, number, phase)
+    sent = federation.work(unit, number, phase, poisoned)
     spent = 0.0 if phase.untimed else time.monotonic() - begun
     seconds = spent / len(sent.reports)
     return replace(sent, reports=[one._replace(seconds=seconds) for one in sent.reports])
@@ -171,6 +177,8 @@ def units_of(
             path = federation.experiment.path
             raise UserError(problem, path=path, remedy=f"run fedtools reset --round {number}")
         return [federation.task.units(own[site], number) if site in own else [] for site in names]
+    if federation.attack:
+        return deal_units(federation, sampled, number, jobs)
     units = federation.task.units(sampled, number) if sampled else []
     # The first units take longest. Deal units in serpentine order to balance jobs.
     turns = [*range(jobs), *reversed(range(jobs))]
@@ -392,7 +400,7 @@ def _ledger_rows(
     sizes = _sizes_down(federation, server.round)
     sent = {message.client: message for message in server.messages}
     refused = {refusal.client: refusal for refusal in server.refusals}
-    rows = []
+    attackers, rows = set(federation.experiment.attackers), []
     for client in [*sampled, *(client for client in refused if client not in sizes)]:
         message, refusal = sent.get(client), refused.get(client)
         came = message or refusal
@@ -407,6 +415,7 @@ def _ledger_rows(
                 client_epochs=federation.task.epochs(client, message.steps) if message else 0,
                 seconds=message.seconds if message else 0.0,
                 status=status,
+                attacker=client in attackers,
             )
         )
     # No clients are sampled when the server trains; these rows report clients with empty labels.

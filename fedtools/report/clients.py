@@ -41,7 +41,9 @@ def clients_table(experiment: Experiment, at: int | None = None) -> str:
         problem = f"round {at} is not complete" if at else "no round yet"
         raise UserError(problem, path=experiment.path, remedy="run fedtools rounds")
     folder = experiment.round(at)
-    statuses = {row.client: row.status for row in read_round(experiment, at)}
+    ledger = {row.client: row for row in read_round(experiment, at)}
+    statuses = {client: row.status for client, row in ledger.items()}
+    marked = {client: row.marked for client, row in ledger.items()}
     start = folder.shared_state()
     options = experiment.options
     method = make_method(options.method, options.method_conf, experiment.path / "config.yaml")
@@ -71,7 +73,7 @@ def clients_table(experiment: Experiment, at: int | None = None) -> str:
     step = _norm({name: new[name] for name in start if name in new}, start)
     lines = [
         [*(row[name] for name in _HEADER[:5]), _percent(shares.get(row["client"])),
-         statuses.get(row["client"], "-")]
+         marked.get(row["client"], "-")]
         for row in rows
     ]  # fmt: skip
     whole = _percent(sum(shares.values()) if shares else None)

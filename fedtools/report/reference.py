@@ -11,6 +11,7 @@ from pathlib import Path
 import fedtools
 from fedtools.attack.options import SECTIONS as OF_ATTACKS
 from fedtools.audio.augment import Augment
+from fedtools.client.attackers.options import Attackers
 from fedtools.client.options import ClipTraining, UtteranceTraining
 from fedtools.core.recipe_sections import SECTIONS as OF_RECIPES
 from fedtools.decode.beam import BeamOptions
@@ -60,6 +61,7 @@ def page() -> str:
         _ABOUT,
         *_part("Experiment", "", Options, skip=_GIVEN),
         *_methods(),
+        *_part("Clients that attack", "attackers", Attackers),
         "## Models: `model`",
         *_networks(),
         *_part("A pretrained model", "model", Pretrained, level=3),

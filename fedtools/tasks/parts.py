@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedtools.tasks.base import Indicator, Items, Part
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from fedtools.client.unit import Models
+    from fedtools.client.attackers.options import Attackers
+    from fedtools.client.unit import Models, Source
     from fedtools.lm.tokens import Tokenizer
     from fedtools.models.training import Training
     from fedtools.tasks.asr.corpus import Corpus
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 MODELS: Part[Models] = Part("models")
 TRAINING: Part[Training] = Part("training")
 DEVICE: Part[torch.device] = Part("device")
+# What attackers train on in place of a source: (source, options, all attackers) -> source.
+POISON: Part[Callable[[Any, Attackers, Sequence[str]], Source]] = Part("poison")
 # For attacks: client -> its speaker; the training items, with the items of some splits as held-out
 # ones; speech in a folder, in batches of a given size.
 SPEAKERS: Part[Callable[[], dict[str, str]]] = Part("speakers")

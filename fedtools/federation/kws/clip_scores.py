@@ -44,7 +44,7 @@ def score_clips(federation: Federation, split: str = "test") -> list[int]:
     measured = filter(experiment.is_measured, range(experiment.result_round() + 1))
     clips = federation.task.need(CLIPS).features(split).clips
     numbers, rows = last_of(measured), list[dict[str, object]]()
-    speakers, errors = _speakers(clips), np.zeros(len(clips.labels), int)
+    speakers, errors = speakers_of(clips), np.zeros(len(clips.labels), int)
     folder = experiment.path / f"scores_{split}"
     folder.mkdir(exist_ok=True)
     for number in numbers:
@@ -74,8 +74,8 @@ def logits_after(federation: Federation, split: str, number: int) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _speakers(clips: Clips) -> list[str]:
-    """Return the speaker of each clip."""
+def speakers_of(clips: Clips) -> list[str]:
+    """Return the speaker of each clip; a clip of silence is its own."""
     names: list[str] = np.repeat(clips.clients, clips.sizes).tolist()
     for place, label in enumerate(clips.labels.tolist()):
         if clips.classes[label] == SILENCE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -11,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtools.audio.augment import Plan, apply
+from fedtools.audio.augment import INT16_MAX, INT16_MIN, Plan, apply
 from fedtools.audio.front_end import front_end
+from fedtools.audio.trigger import Tone
 from fedtools.client.options import ClipTraining
 from fedtools.core.errors import UserError
 from fedtools.data.clips import RATE, Clips
@@ -57,6 +59,7 @@ class ClipFeatures:
         on_gpu = device.type == "cuda"
         self._waves = torch.from_numpy(np.array(clips.waves)).to(device) if on_gpu else None
         self._there = np.zeros(len(clips.labels), bool)
+        self._triggered: dict[tuple[tuple[str, ...], Tone, int], TriggeredClips] = {}
 
     def batch(
         self, rows: Sequence[slice], plans: Sequence[Plan], step: int, width: int = 0
@@ -102,6 +105,13 @@ class ClipFeatures:
         """Return `plain` features of some clips as they are cached on disk."""
         return torch.from_numpy(self._cached.rows(rows.start, rows.stop))
 
+    def kept(self, rows: slice) -> Tensor:
+        """Return `plain` features of some clips, as they are cached on disk where they are."""
+        if self._outputs:
+            return self.cached(rows)
+        edges = [*range(rows.start, rows.stop, _AT_ONCE), rows.stop]
+        return torch.cat([self.plain(slice(*ends)) for ends in pairwise(edges)])
+
     @property
     def shape(self) -> tuple[int, int]:
         """Return the numbers of frames and of values of a clip's features."""
@@ -114,6 +124,20 @@ class ClipFeatures:
     def _cached(self) -> Outputs:
         assert self._outputs
         return self._outputs.open(self.clips, self.plain, self._title)
+
+    def triggered(self, clients: Sequence[str], tone: Tone, target: int) -> TriggeredClips:
+        """Return the clips of some clients with the trigger of a backdoor, made on first use.
+
+        Args:
+            clients: in C order.
+            tone: the trigger.
+            target: the class that all clips are labelled with.
+        """
+        key = tuple(clients), tone, target
+        if key not in self._triggered:
+            outputs = self._outputs and self._outputs.of_others(tone, *clients)
+            self._triggered[key] = TriggeredClips(self, outputs, *key)
+        return self._triggered[key]
 
     def _gather(self, index: np.ndarray) -> Tensor:
         if self._waves is not None:
@@ -160,6 +184,40 @@ class ClipFeatures:
     def _made(self, waves: Tensor) -> Tensor:
         made: Tensor = self._front(waves)
         return made
+
+
+class TriggeredClips(ClipFeatures):
+    """The clips of some clients with the trigger of a backdoor, and with its target as label.
+
+    Args:
+        whole: the clips without the trigger.
+        outputs: of frozen layers for clips with the trigger, if they are cached.
+        clients, tone, target: see `ClipFeatures.triggered`.
+    """
+
+    def __init__(
+        self,
+        whole: ClipFeatures,
+        outputs: ClipOutputs | None,
+        clients: Sequence[str],
+        tone: Tone,
+        target: int,
+    ):
+        found = whole.clips
+        rows = [found.rows(client) for client in clients]
+        # Of a clip in these: its number in the whole, whose waveforms these are.
+        self._places = np.concatenate([np.arange(one.start, one.stop) for one in rows])
+        edges = np.cumsum([0, *(one.stop - one.start for one in rows)])
+        labels = np.full(len(self._places), target, np.int64)
+        own = replace(found, clients=list(clients), edges=edges, labels=labels)
+        title = f"{whole._title}, with the trigger"
+        super().__init__(own, whole._front, whole.device, outputs, title)
+        self._tone = torch.from_numpy(tone.wave(found.samples)).int()
+
+    def _gather(self, index: np.ndarray) -> Tensor:
+        waves = super()._gather(self._places[index])
+        heard = waves.int() + self._tone.to(waves.device)
+        return heard.clamp(INT16_MIN, INT16_MAX).to(waves.dtype)
 
 
 def check_samples(clips: Clips, samples: int, of_what: str) -> None:
@@ -266,7 +324,5 @@ class ClipCorpus:
         if self._outputs:
             return data.cached(rows)
         if split not in self._plain:
-            count = len(data.clips.labels)
-            edges = [*range(0, count, _AT_ONCE), count]
-            self._plain[split] = torch.cat([data.plain(slice(*ends)) for ends in pairwise(edges)])
+            self._plain[split] = data.kept(slice(0, len(data.clips.labels)))
         return self._plain[split][rows]

@@ -62,6 +62,7 @@ class ClipOutputs:
         network: the network above the frozen layers; need not have them.
         front: computes features from waveforms.
         device: where outputs are computed.
+        of: what else the values depend on, if they are not of all clips as they were packed.
     """
 
     def __init__(
@@ -70,9 +71,14 @@ class ClipOutputs:
         network: FrozenHead | PretrainedNetwork,
         front: nn.Module,
         device: torch.device,
+        of: Sequence[object] = (),
     ):
         self._options, self._network, self._device = options, network, device
-        self._front = front
+        self._front, self._of = front, of
+
+    def of_others(self, *of: object) -> ClipOutputs:
+        """Return outputs for other clips that are made of the same; see `of`."""
+        return ClipOutputs(self._options, self._network, self._front, self._device, of)
 
     def shape(self, clips: Clips) -> tuple[int, int, int]:
         """Return the numbers of clips, of positions of each, and of values of a position."""
@@ -89,7 +95,7 @@ class ClipOutputs:
         network, options = self._network, self._options
         # The frozen layers compute on another device what differs in the last bit.
         how = f"{_AT_ONCE} of a client"
-        what = [options.sum, network.window, network.depth, how, self._device.type]
+        what = [options.sum, network.window, network.depth, how, self._device.type, *self._of]
         data = of_clips(clips.path, False)["sha256sums"]
         return place_of(clips.path, None, data, what, self.shape(clips), options.cache_dtype)
 

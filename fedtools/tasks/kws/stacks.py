@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,10 +13,21 @@ from torch import Tensor
 from fedtools.audio.augment import Plan, plan
 from fedtools.client.options import ClipTraining
 from fedtools.client.unit import Source
+from fedtools.data.clips import Clips
 from fedtools.models.keywords.base import Network
 from fedtools.models.keywords.clip_batch import ClipBatch
 from fedtools.models.stacked import held_once
-from fedtools.tasks.kws.clips import ClipFeatures
+
+
+class Data(Protocol):
+    """The clips that batches are taken from."""
+
+    clips: Clips
+
+    def batch(
+        self, rows: Sequence[slice], plans: Sequence[Plan], step: int, width: int = 0
+    ) -> ClipBatch:
+        """Return one step's batch, see `fedtools.tasks.kws.clips.ClipFeatures`."""
 
 
 class ClipBatches:
@@ -34,7 +47,7 @@ class ClipBatches:
 
     def __init__(
         self,
-        data: ClipFeatures,
+        data: Data,
         names: Sequence[str],
         rows: Sequence[slice],
         steps: Sequence[int],
@@ -87,7 +100,7 @@ class ClipSource(Source):
 
     def __init__(
         self,
-        data: ClipFeatures,
+        data: Data,
         names: Sequence[str],
         rows: Sequence[slice],
         key: tuple[int, int],
@@ -98,6 +111,12 @@ class ClipSource(Source):
         self.sizes, self.facts = [one.stop - one.start for one in rows], facts
         self._data, self._names, self._rows = data, list(names), list(rows)
         self._key, self._training, self._full = key, training, full
+
+    def on(self, other: Callable[[Data, Sequence[str]], Data]) -> ClipSource:
+        """Return the same source on other data, which are made of these for its clients."""
+        found = copy(self)
+        found._data = other(self._data, self._names)
+        return found
 
     def batches(
         self, epochs: int | None, steps: int | Sequence[int] | None, purpose: str

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedtools.audio.augment import Augment
 from fedtools.audio.front_end import front_end
 from fedtools.audio.mfcc import frames_of
+from fedtools.client.attackers.options import read_attackers
 from fedtools.client.options import ClipTraining
 from fedtools.client.unit import SERVER
 from fedtools.core.config import from_mapping, option_error
@@ -43,6 +44,7 @@ from fedtools.tasks.kws.facts import as_one, of_clips, prepared
 from fedtools.tasks.kws.layer_outputs import AboveFrozen, check_outputs, open_outputs
 from fedtools.tasks.kws.memory import keep_freed_memory
 from fedtools.tasks.kws.model import KwsModels, cross_entropy, tensors_of
+from fedtools.tasks.kws.poisoned import check_poison, poisoned
 from fedtools.tasks.kws.projection import check_start, find_projection
 from fedtools.tasks.kws.stacks import ClipSource, stacks_of, step_bytes
 from fedtools.tasks.layer_outputs import options_of
@@ -55,6 +57,7 @@ class KwsTask(Task[Method]):
 
     needs_torch = True
     models: KwsModels
+    poison = staticmethod(poisoned)
 
     def __init__(self, experiment: Experiment, method: Method, device: str = "cpu"):
         super().__init__(experiment, method, device)
@@ -95,6 +98,11 @@ class KwsTask(Task[Method]):
         classes = len(names)
         for folder in new.data.values():
             check_like(Clips.read(folder), names, samples, train)
+        if attackers := read_attackers(options.attackers, where):
+            try:
+                check_poison(attackers, names, samples)
+            except ValueError as error:
+                raise UserError(f"attackers: {error}", path=where) from None
         if not is_pretrained(options.model):
             try_network(options.model, classes, f"{where}: model", frames_of(samples))
         new, base = split_base(new)
