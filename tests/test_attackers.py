@@ -39,7 +39,6 @@ from fedtools.audio.trigger import Tone
 from fedtools.client.attackers.adaptive import best_gamma, copies_of
 from fedtools.client.attackers.minmax import direction_of, largest_gamma
 from fedtools.client.attackers.options import Attackers, draw_attackers, read_attackers
-from fedtools.client.attackers.rules import RULES
 from fedtools.core.errors import UserError
 from fedtools.core.tables import read_tsv
 from fedtools.data.clips import Clips
@@ -50,12 +49,13 @@ from fedtools.federation.attackers import attackers_of
 from fedtools.federation.federation import Federation
 from fedtools.federation.steps import aggregate, sample, train_local
 from fedtools.methods import make_method
+from fedtools.server.robust import make_rule
+from fedtools.server.simulated_rule import simulated
 from fedtools.tasks.kws.poisoned import BackdoorClips
 
 CLIENTS = [f"c{number}" for number in range(8)]
 SEED = 3
-
-
+MEDIAN = "method_conf.robust={rule: median}"
 OURS = expected_attackers(CLIENTS, 3, SEED)
 
 
@@ -193,11 +193,11 @@ CRAFTED = {
         ),
     ),
     "adaptive": (
-        section("adaptive", rule="median"),
+        (section("adaptive"), MEDIAN),
         lambda u, v: all_send(u, tailored(u, unit(u), lambda found: found @ unit(u))),
     ),
     "adaptive backdoor": (
-        section("adaptive", rule="median", goal="backdoor", poisoned=1.0),
+        (section("adaptive", goal="backdoor", poisoned=1.0), MEDIAN),
         lambda u, v: all_send(
             u,
             tailored(u, v.mean(0) - u.mean(0), lambda found: -np.linalg.norm(found - v.mean(0))),
@@ -209,7 +209,8 @@ CRAFTED = {
 @pytest.mark.parametrize("name", CRAFTED)
 def test_attackers_send_what_their_paper_says(world, honest, poisoned, tmp_path, name):
     setting, formula = CRAFTED[name]
-    begun(world, tmp_path / "exp", setting).ok()
+    settings = setting if isinstance(setting, tuple) else (setting,)
+    begun(world, tmp_path / "exp", *settings).ok()
     found = messages(trained(tmp_path / "exp"))
     assert sorted(found) == CLIENTS
     wanted = formula(honest.changes, poisoned.changes)
@@ -420,7 +421,6 @@ REFUSED = {
     "all or none": ({"kind": "backdoor", "poisoned": 0.0}, "poisoned"),
     "frequency": ({"kind": "backdoor", "tone_hz": 9000.0}, "tone_hz"),
     "level": ({"kind": "backdoor", "tone_dbfs": 1.0}, "tone_dbfs"),
-    "rule": ({"kind": "adaptive", "rule": "krum"}, "rule"),
     "word": ({"kind": "backdoor", "target": "up"}, "target: up is no class of the clips"),
     # Of 350 ms, the first 100 have no tone.
     "length": ({"kind": "backdoor", "tone_ms": 251.0}, "ends at 351 ms, and clips have 350"),
@@ -508,25 +508,29 @@ def krum_scores(rows: np.ndarray, near: int) -> list[float]:
     return [sum(sorted(one)[1 : 1 + near]) for one in apart]
 
 
+def rule(name: str, **options: object) -> Callable[[np.ndarray, int], np.ndarray]:
+    return simulated(make_rule({"rule": name, **options}, "x"))
+
+
 def test_simulated_rules_are_those_of_their_papers():
     random = np.random.default_rng(1)
     rows = np.concatenate([random.normal(1, 1, (7, 5)), random.normal(6, 1, (2, 5))])
     norms = np.linalg.norm(rows, axis=1)
-    np.testing.assert_allclose(RULES["mean"](rows, 2), np.sum(rows, 0) / 9)
+    np.testing.assert_allclose(rule("mean")(rows, 2), np.sum(rows, 0) / 9)
     bound = np.median(norms[:7])
     clipped = [one * min(1, bound / norm) for one, norm in zip(rows, norms, strict=True)]
-    np.testing.assert_allclose(RULES["clip"](rows, 2), np.mean(clipped, 0))
-    np.testing.assert_allclose(RULES["median"](rows, 2), np.sort(rows, 0)[4])
+    np.testing.assert_allclose(rule("clip")(rows, 2), np.mean(clipped, 0))
+    np.testing.assert_allclose(rule("median")(rows, 2), np.sort(rows, 0)[4])
     for own in random.normal(0, 1, (20, 9, 5)):
         chosen = np.argsort(krum_scores(own, 9 - 2 - 2))[:7]
-        np.testing.assert_allclose(RULES["multi_krum"](own, 2), own[chosen].mean(0))
+        np.testing.assert_allclose(rule("multi_krum", attackers=2 / 9)(own, 2), own[chosen].mean(0))
     root = rows[:7].mean(0)
     trust = [max(0, one @ root / np.linalg.norm(one) / np.linalg.norm(root)) for one in rows]
     alike = [one / np.linalg.norm(one) * np.linalg.norm(root) for one in rows]
-    np.testing.assert_allclose(RULES["fltrust"](rows, 2), np.average(alike, 0, trust))
+    np.testing.assert_allclose(rule("fltrust")(rows, 2), np.average(alike, 0, trust))
     # A point from which the sum of distances falls nowhere.
     near = random.normal(0, 1, (9, 3))
-    found = RULES["geometric_median"](near, 2)
+    found = rule("geometric_median")(near, 2)
     pulls = [(one - found) / np.linalg.norm(one - found) for one in near]
     assert np.linalg.norm(np.sum(pulls, 0)) < 0.01 < np.linalg.norm(near.sum(0))
 
@@ -537,15 +541,15 @@ def test_the_adaptive_attack_stays_below_what_a_server_refuses():
     p = direction_of(own, "unit")
     first, norms = largest_gamma(own, p), np.linalg.norm(own, axis=1)
     # The mean takes anything, up to where the server refuses a change; attackers keep to the half.
-    assert best_gamma(own, p, RULES["mean"], 2) == pytest.approx(32 * first)
+    assert best_gamma(own, p, rule("mean"), 2) == pytest.approx(32 * first)
     for ratio in (1.0, 4.0, 20.0):
-        gamma = best_gamma(own, p, RULES["mean"], 2, ratio)
+        gamma = best_gamma(own, p, rule("mean"), 2, ratio)
         grid = [first * 2**at for at in np.arange(-4, 5.5, 0.5)]
         sent = [(one, np.linalg.norm(own.mean(0) + one * p)) for one in grid]
         fits = [one for one, norm in sent if norm <= ratio / 2 * np.median([*norms, norm, norm])]
         assert gamma == pytest.approx(max(fits, default=0.0))
     # Krum takes the copies only as long as they lie where honest changes lie.
-    krum = best_gamma(own, p, RULES["multi_krum"], 2)
+    krum = best_gamma(own, p, rule("multi_krum", attackers=0.25), 2)
     assert 0 < krum < 4 * first
     # A rule that takes no crafted change is not moved: the least gamma of equals.
     assert best_gamma(own, p, lambda rows, crafted: rows[:-crafted].mean(0), 2) == 0

@@ -23,13 +23,13 @@ from fedtools.client.attackers.options import (
     draw_attackers,
     read_attackers,
 )
-from fedtools.client.attackers.rules import RULES
 from fedtools.client.attackers.updates import boosted, inner_product, sign_flip
 from fedtools.core.errors import UserError
 from fedtools.exchange.options import Options
 from fedtools.exchange.states import as_array
 from fedtools.federation.federation import Federation, Sent
 from fedtools.methods.base import SHARED, Method
+from fedtools.server.simulated_rule import simulated
 from fedtools.tasks import facts_of
 from fedtools.tasks.base import task_of
 from fedtools.tasks.parts import POISON
@@ -231,7 +231,8 @@ def _crafted(
     if options.kind == "minmax":
         return minmax(honest, direction)
     ratio = federation.method.max_norm_ratio
-    return adaptive(honest, direction, RULES[options.rule], sampled, ratio, aim)
+    rule = simulated(federation.method.rule)
+    return adaptive(honest, direction, rule, sampled, ratio, aim)
 
 
 def flat(tensors: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -19,11 +19,14 @@ Whatever its rule, the server refuses changes that are many times as long as the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fedtools.client.attackers.minmax import largest_gamma
-from fedtools.client.attackers.rules import Rule
 
+# The server's, simulated: changes (n, D), how many of the last are crafted -> the aggregate (D,).
+Rule = Callable[[np.ndarray, int], np.ndarray]
 _OCTAVES = (-4, 5)
 # Of the ratio at which the server refuses a change.
 _MARGIN = 0.5

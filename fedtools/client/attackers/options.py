@@ -17,7 +17,6 @@ SECTION = "attackers"
 Kind = Literal["label_flip", "sign_flip", "ipm", "replacement", "backdoor", "minmax", "adaptive"]
 Goal = Literal["untargeted", "backdoor"]
 Direction = Literal["unit", "std", "sign"]
-RuleName = Literal["mean", "clip", "median", "multi_krum", "geometric_median", "fltrust"]
 
 _ALWAYS = ("share", "kind")
 _BACKDOOR = ("target", "poisoned", "tone_hz", "tone_ms", "tone_dbfs")
@@ -28,7 +27,7 @@ _USES: Mapping[str, tuple[str, ...]] = {
     "replacement": ("boost", "goal"),
     "backdoor": ("boost", *_BACKDOOR),
     "minmax": ("goal", "direction"),
-    "adaptive": ("goal", "direction", "rule"),
+    "adaptive": ("goal", "direction"),
 }
 
 
@@ -49,7 +48,6 @@ class Attackers:
         direction: of minmax and adaptive with the goal untargeted: "unit", against the attackers'
             mean change; "std", against its standard deviation in each value; "sign", against its
             signs.
-        rule: of adaptive: the server's rule, which the attackers simulate.
         target: of backdoors: the word that clips with the trigger are to be taken for.
         poisoned: of backdoors: the share of each training batch with the trigger.
         tone_hz, tone_ms, tone_dbfs: of backdoors: frequency, length and peak of the trigger, a tone
@@ -63,7 +61,6 @@ class Attackers:
     boost: AboveZero | None = None
     goal: Goal = "untargeted"
     direction: Direction = "unit"
-    rule: RuleName = "mean"
     target: str = "yes"
     poisoned: Annotated[float, Gt(0), Le(1)] = 0.5
     tone_hz: Annotated[float, Gt(0), Le(8000)] = 3000.0
