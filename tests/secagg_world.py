@@ -40,7 +40,7 @@ def public_of(key: Ed25519PrivateKey) -> str:
 def session_of(plan: Plan = SPARSE, size: int = 50, most: int = MOST, **more) -> Session:
     names = [f"c{number:04d}" for number in range(plan.clients)]
     roster = {name: public_of(key_of(name)) for name in names}
-    given = {"label": "exp", "round": 3, "attempt": 1, **more}
+    given = {"label": "exp", "round": 3, "attempt": 1, "basis": "sums", **more}
     return Session(roster=roster, plan=plan, size=size, most=most, **given)
 
 

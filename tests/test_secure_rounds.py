@@ -27,6 +27,7 @@ from fedtools.core.errors import UserError
 from fedtools.core.tables import read_tsv
 from fedtools.federation.federation import Federation
 from fedtools.federation.rounds import run_rounds
+from fedtools.federation.secure_round import SecureRound
 from fedtools.privacy.secagg.boxes import read_box, write_box
 from fedtools.privacy.secagg.holder import Attempt
 from fedtools.privacy.secagg.signed import HEADER_BYTES
@@ -116,6 +117,7 @@ FILES = [
 @pytest.mark.parametrize("name", FILES)
 def test_a_kill_changes_no_byte(root, tmp_path, monkeypatch, name):
     path = begin(root, tmp_path / "exp")
+    inside("sample", path, "--nj", "3").ok()
     keys = keys_for(root, path)
     replace, killed = os.replace, []
 
@@ -133,7 +135,7 @@ def test_a_kill_changes_no_byte(root, tmp_path, monkeypatch, name):
             if name == "secrets":
                 # Each time one step further: the sum in it was kept before the message left.
                 patch.setattr(os, "replace", replace)
-                inside("train-local", path, "--job", "1", "--keys", keys).ok()
+                train(path, keys)
                 aggregate(path).ok()
     inside("rounds", path, "--to", "1", "--keys", keys).ok()
     assert killed and state(path) == state(root / "plain") and not kept_of(keys)
@@ -302,13 +304,53 @@ def test_secrets_that_are_gone_cost_their_clients(root, path, keys):
     said = "what the clients kept of this attempt is not here, or was removed"
     inside("train-local", path, "--job", "3", "--keys", keys).fails(1, said)
     lost = clients_of(path, 3)
-    (path / "round_0001/secure.shares.3").write_bytes(b"")
     train(path, keys, (1, 2))
-    aggregate(path).ok()
+    inside("aggregate", path, "--without", "4").fails(1, "no site or job '4' to leave out")
+    aggregate(path, 1, "--without", "3").ok()
     for _ in range(3):
         train(path, keys, (1, 2))
         aggregate(path).ok()
     assert np.abs(moved(path) - sum_without(root, lost)).max() < ROUNDING
+
+
+def test_who_takes_part_is_frozen(root, path, keys):
+    """A server that lists a client with colluders alone would see its change in the sum."""
+    (path / "round_0001/clients").write_text("1e1\n2e2\n3e3\n")
+    session = SecureRound(Federation(path), 1).session
+    assert [*session.names] == CLIENTS and session.plan.least == 5
+    train(path, keys)
+    aggregate(path).fails(1, "not the clients drawn for this seed and round")
+
+
+def test_a_round_that_was_unmasked_is_not_done_with_other_noise(root, path, keys):
+    world.until(path, keys, "unmask")
+    copy = path.with_name("copy")
+    shutil.copytree(path, copy)
+    train(path, keys)
+    for file in copy.glob("round_0001/secure.*"):
+        file.unlink()
+    said = "the clients have signed in round 1, and forgotten their masks"
+    inside("train-local", copy, "--job", "1", "--keys", keys).fails(1, said)
+
+
+def test_a_list_may_be_signed_wherever_it_is(root, path, keys):
+    world.until(path, keys, "survivors")
+    assert not [*path.glob("round_0001/secure.survivors.*")]
+    inside("reset", path, "--round", "1").fails(1, "round 1 cannot be reset: clients have bound")
+
+
+def test_jobs_that_were_cut_again(root, path, keys):
+    world.until(path, keys, "shares")
+    (path / "round_0001/jobs").write_text("1\n")
+    said = "has the secrets of other clients than those of job 1"
+    inside("train-local", path, "--job", "1", "--keys", keys).fails(1, said)
+    for file in path.glob("round_0001/secure.*"):
+        file.unlink()
+    for where in kept_of(keys):
+        if where.suffix == ".1":
+            where.unlink()
+    said = "has clients that are now in another job"
+    inside("train-local", path, "--job", "1", "--keys", keys).fails(1, said)
 
 
 # What a server may see

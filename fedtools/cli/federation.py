@@ -265,7 +265,8 @@ def aggregate(
     without: list[str] = typer.Option(
         [],
         metavar="SITE",
-        help="Close the round without this site's messages; may be given several times.",
+        help="Close the round without this site's messages; may be given several times. With "
+        "secure sums, the site is lost from this step on; without sites, give a job's number.",
     ),
     ngpu: int = NGPU,
 ) -> None:

@@ -150,7 +150,11 @@ class Experiment:
         """
         if ORIGIN in self.sums:
             self.check_fixed(ORIGIN)
-            return "".join(read_lines(self.path / ORIGIN))
+            label = "".join(read_lines(self.path / ORIGIN))
+            if not re.fullmatch("[0-9a-f]{64}", label):
+                problem = "not the label of an experiment, 64 hexadecimal digits"
+                raise UserError(problem, path=self.path / ORIGIN)
+            return label
         return sha256(self.path / "sha256sums")
 
     def check_fixed(self, *names: str) -> None:

@@ -246,7 +246,8 @@ def sums_of(messages: Sequence[Message]) -> dict[str, str]:
 
 def find_messages(round_dir: Path) -> Iterator[Path]:
     """Yield the files that clients sent in a round, the tables of jobs first."""
-    for pattern in ("update.*.tsv", "update.*", "features.*", "secure.*"):
+    patterns = ("update.*.tsv", "update.*", "features.*", "secure.*", ".answered.*", ".left.*")
+    for pattern in patterns:
         yield from round_dir.glob(pattern)
 
 

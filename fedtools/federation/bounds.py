@@ -7,7 +7,7 @@ sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,7 @@ from fedtools.exchange.signed import FILE as ROSTER
 from fedtools.federation.code import kinds_of, own_files
 from fedtools.federation.federation import Federation
 from fedtools.methods.base import Changes, Phase
+from fedtools.privacy.options import CLIENTS
 from fedtools.privacy.secagg.plan import plan
 from fedtools.privacy.user_plan import UserPlan
 
@@ -48,6 +49,7 @@ class Bounds:
         largest_clip: C, the largest norm of a client's change, where changes are sent.
         largest_epsilon: privacy loss of a client over all rounds, where changes are sent.
         secure_sums: whether secure sums are required, of which the server learns the sum alone.
+        own_noise: whether the noise of user-level privacy must be the clients' own.
         least_summed: the fewest clients, of all sites, whose sum the server may learn.
         least_evaluated: the fewest words or clips of which the site tells how many are errors.
         code: whether methods and tasks in $FEDTOOLS_PATH may be used.
@@ -64,6 +66,7 @@ class Bounds:
     largest_clip: NonNegative | None = None
     largest_epsilon: NonNegative | None = None
     secure_sums: bool = False
+    own_noise: bool = False
     least_summed: Natural = 0
     least_evaluated: Natural = 100
     code: bool = False
@@ -169,20 +172,28 @@ def _of_client(federation: Federation, client: str, phase: Phase, bounds: Bounds
 def _epsilon(federation: Federation) -> float | None:
     """Return the epsilon of an experiment: as the server says, or with the clients' own noise.
 
-    The latter follows from what these clients add, whatever the capsule says of it.
+    The latter follows from what these clients add, and the options, whatever the capsule's plan
+    says of it.
     """
-    found, sums = UserPlan.read(federation.experiment.path), federation.method.secure_sums
-    if not found.own_deviation or sums is None:
+    experiment, privacy = federation.experiment, federation.method.user_privacy
+    found, sums = UserPlan.read(experiment.path), federation.method.secure_sums
+    if privacy is None or privacy.trust != CLIENTS or sums is None:
         return found.epsilon
-    numbers = plan(sums, len(federation.experiment.client_keys))
+    if not found.own_deviation:
+        return None
+    numbers = plan(sums, len(experiment.client_keys))
     honest = numbers.least - numbers.colluding
-    return found.with_shares(honest).epsilon
+    rounds, delta = experiment.options.rounds, privacy.delta
+    return replace(found, rounds=rounds, delta=delta).with_shares(honest).epsilon
 
 
 def _of_sums(federation: Federation, bounds: Bounds) -> str:
     """Return that secure sums are missing where they are required; "" otherwise."""
     if (bounds.secure_sums or bounds.least_summed) and federation.method.secure_sums is None:
         return "training without secure sums (secure_sums)"
+    privacy = federation.method.user_privacy
+    if bounds.own_noise and (privacy is None or privacy.trust != CLIENTS):
+        return "training without noise of the clients' own (own_noise)"
     return ""
 
 

@@ -10,8 +10,8 @@
       clients               the site's clients that take part
       ledger.tsv            the last earlier row of each of these
       global.safetensors    the state that they start from
-      secure.*              of a step of a secure sum: all clients that take part, and the server's
-                            replies; after the first step they come without ledger and state
+      secure.*              of a step of a secure sum: the server's replies, which after the first
+                            step come without ledger and state
 
 A capsule has no path, no key and no nonce of the server's, and no other site's clients; for secure
 sums, it has the names and public keys of all.
@@ -37,7 +37,7 @@ from fedtools.exchange.signed import SERVER, key_for, sign, write_statement
 from fedtools.exchange.sites import FILE as SITES
 from fedtools.exchange.sites import by_site, names_of, write_sites
 from fedtools.federation.federation import Federation
-from fedtools.federation.secure_round import FIRST_STEP, SecureRound, clients_file, reply_names
+from fedtools.federation.secure_round import FIRST_STEP, SecureRound, reply_names
 from fedtools.federation.site_facts import sums_of_site
 from fedtools.privacy.key import RECORD as NOISE_KEY
 from fedtools.privacy.record import NONCE
@@ -188,8 +188,7 @@ def write_request(
         last = rows[-1].round
         last_base = experiment.round(last).recorded_start_sum()
     key = key_for(key_path, experiment.roster, SERVER)
-    secure = _secure_files(experiment, number, job) if not split else {}
-    step = next(iter(secure), "")
+    step, replies = _secure_step(experiment, number, job) if not split else ("", {})
     origin = (
         label,
         site,
@@ -209,22 +208,22 @@ def write_request(
         if step in ("", FIRST_STEP):
             shutil.copyfile(folder.global_state, made / folder.global_state.name)
             write_ledger(made / "ledger.tsv", rows)
-        for name, path in secure.get(step, {}).items():
+        for name, path in replies.items():
             shutil.copyfile(path, made / name)
         write_statement(made / REQUEST, asdict(request), made.iterdir(), key)
 
 
-def _secure_files(experiment: Experiment, number: int, job: int) -> dict[str, dict[str, Path]]:
-    """Return the step of a secure sum that a site has to do: step -> name -> file that it needs."""
+def _secure_step(experiment: Experiment, number: int, job: int) -> tuple[str, dict[str, Path]]:
+    """Return the step of a secure sum that a site has to do, and the server's replies before it.
+
+    The step is "" without secure sums; replies are by the names that they have in a request.
+    """
     if not experiment.client_keys:
-        return {}
+        return "", {}
     round = SecureRound(Federation(experiment.path), number)
-    files = {clients_file(Path()).name: round.folder.path / "clients"}
-    step = round.due(job)
-    for one, name in reply_names(1).items():
-        if (path := round.reply(one, job)).exists():
-            files[name] = path
-    return {step.name.lower(): files}
+    names = reply_names(1).items()
+    there = {name: path for one, name in names if (path := round.reply(one, job)).exists()}
+    return round.due(job).name.lower(), there
 
 
 def _last_rows(experiment: Experiment, number: int, clients: set[str]) -> list[LedgerRow]:

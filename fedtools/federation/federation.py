@@ -250,6 +250,8 @@ class Federation:
         do_together([partial(own.drop_old, keep=1) for own in self._files_of(clients, number)])
         if self.protection:
             self.protection.closed(number, clients)
+        if self.holder:
+            self.holder.forget_all(self.experiment.label)
 
     def _files_of(self, clients: Sequence[str], number: int) -> list[Private]:
         """Return the private files of those clients that have any."""

@@ -24,8 +24,8 @@ from fedtools.exchange.states import Spec
 from fedtools.federation.secure_round import ALL, EACH, SecureRound
 from fedtools.privacy.discrete_gaussian import discrete_gaussian
 from fedtools.privacy.key import NoiseKey
-from fedtools.privacy.secagg.boxes import BoxWriter, read_box, write_box
-from fedtools.privacy.secagg.holder import Attempt, Holder
+from fedtools.privacy.secagg.boxes import BoxWriter, box_bytes, parse_box, write_box
+from fedtools.privacy.secagg.holder import Holder
 from fedtools.privacy.secagg.keys import KEYS_BYTES
 from fedtools.privacy.secagg.participant import Participant
 from fedtools.privacy.secagg.shares import ROW_BYTES
@@ -65,11 +65,13 @@ def do_step(
         federation.holder.forget(round.session, job)
     if out.exists() or not clients:
         return False
-    steps = _Steps(round, job, clients, _holder_of(federation))
-    if step is Step.MASKED:
-        steps.masked(out, train)
-    else:
-        steps.send(step, out)
+    holder = _holder_of(federation)
+    with holder.at_work(round.session, job):
+        steps = _Job(round, job, clients, holder)
+        if step is Step.MASKED:
+            steps.masked(out, train)
+        else:
+            steps.send(step, out)
     return step is Step.MASKED
 
 
@@ -81,23 +83,20 @@ def _holder_of(federation: Federation) -> Holder:
     return federation.holder
 
 
-class _Steps:
-    """The steps of some clients in an attempt."""
+class _Job:
+    """The steps of a job's clients in an attempt."""
 
     def __init__(self, round: SecureRound, job: int, clients: Sequence[str], holder: Holder):
         self._round, self._job, self._clients = round, job, clients
         self._holder, self._session = holder, round.session
         self._numbers = {self._session.number(client): client for client in clients}
         kept = holder.attempt(self._session, job, clients)
-        if kept is None:
+        if kept is None and round.due(job) is not Step.KEYS:
             holder.promises.check(self._session)
-            if round.due(job) is not Step.KEYS:
-                problem = "what the clients kept of this attempt is not here, or was removed"
-                where = round.sent(round.due(job), job)
-                raise UserError(problem, path=where, remedy="they are lost in this round")
-            kept = Attempt.new(self._session, clients)
-            holder.keep(self._session, job, kept)
-        self._kept = kept
+            problem = "what the clients kept of this attempt is not here, or was removed"
+            remedy = "they are lost in this round: fedtools aggregate --without"
+            raise UserError(problem, path=round.sent(round.due(job), job), remedy=remedy)
+        self._kept = kept or holder.begin(self._session, job, clients)
 
     def send(self, step: Step, out: Path) -> None:
         """Write the messages of a step that needs no training."""
@@ -105,15 +104,17 @@ class _Steps:
             there = self._all(self._numbers)
             found = {number: one.keys() for number, one in there.items()}
         else:
-            before = list(Step)[list(Step).index(step) - 1]
-            replies = self._replies(before)
-            given = replies.pop(before)
+            replies = self._replies(step.before)
+            given = replies.pop(step.before)
             act, there = step.name.lower(), self._resumed(replies, given)
             found = {}
             for number, one in there.items():
                 try:
                     found[number] = getattr(one, act)(given[number])
                 except UserError as error:
+                    if not found and number == max(there):
+                        # None of them: nothing is kept, so that a right reply can follow.
+                        raise
                     self._say(number, error)
         self._holder.keep(self._session, self._job, self._kept)
         write_box(out, found)
@@ -127,6 +128,8 @@ class _Steps:
         replies = self._replies(Step.SHARES)
         given = replies.pop(Step.SHARES)
         there, numbers = self._resumed(replies, given), self._session.numbers
+        # Before anything is computed with them: another process must use the same.
+        self._holder.keep(self._session, self._job, self._kept)
         sending = dict[int, Participant]()
         with atomic_path(out) as temporary:
             with open(temporary, "wb") as file:
@@ -143,6 +146,7 @@ class _Steps:
                             continue
                         box.put(number, message)
                         sending[number] = there[number]
+            self._round.check_start()
             self._kept.bind("sent", Step.MASKED.name.lower(), sha256(temporary))
             self._holder.keep(self._session, self._job, self._kept)
         self._stay(sending)
@@ -202,16 +206,15 @@ class _Steps:
             if step in EACH:
                 row = KEYS_BYTES if step is Step.KEYS else ROW_BYTES
                 most = row * self._session.plan.neighbours
-                found[step], digest = read_box(path, self._numbers, most), sha256(path)
+                content = _received(path, box_bytes(len(self._numbers), most))
+                found[step] = parse_box(content, path, self._numbers, most)
             else:
-                with open_received(path, most_certificate_bytes(self._session)) as file:
-                    content = file.read()
-                digest = hashlib.sha256(content).hexdigest()
+                content = _received(path, most_certificate_bytes(self._session))
                 found[step] = dict.fromkeys(self._numbers, content)
                 if step is Step.MASKED:
                     survivors = read_list(self._session, content).survivors
                     found[step] = dict.fromkeys(survivors & self._numbers.keys(), content)
-            self._kept.bind("given", step.name.lower(), digest)
+            self._kept.bind("given", step.name.lower(), hashlib.sha256(content).hexdigest())
             if step is last:
                 break
         return found
@@ -219,6 +222,11 @@ class _Steps:
     def _say(self, number: int, error: Exception) -> None:
         name, at = self._session.names[number], self._session.round
         print(f"round {at}, {name}: lost: {error}", file=sys.stderr)
+
+
+def _received(path: Path, most: int) -> bytes:
+    with open_received(path, most) as file:
+        return file.read()
 
 
 def vectors_of(sent: Sent, spec: Spec) -> Iterator[tuple[str, np.ndarray]]:

@@ -1,6 +1,5 @@
 """The files of a secure sum: who has done which of its steps.
 
-    round_0007/secure.clients          at a site: all clients that take part
     round_0007/secure.<step>.<job>     the messages of a job's clients
     round_0007/secure.<step>.<job>.reply
                                        of keys and shares: what the server has for each of them
@@ -10,20 +9,29 @@
 
 Steps are those of `fedtools.privacy.secagg`, "keys" to "unmask". A step is due when the server has
 replied to the one before. Nothing is written twice, and all is removed when the round closes.
+
+Who takes part follows from what is frozen: all clients with a key, or those whose turn it is. So
+does everything that a session is bound to, but for the state that the round starts from.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtools.core.errors import UserError
-from fedtools.core.text_files import read_lines
+from fedtools.core.untrusted import open_received
+from fedtools.data.datadir import byte_order
+from fedtools.exchange.client_keys import FILE as CLIENT_KEYS
 from fedtools.exchange.options import Options
+from fedtools.exchange.signed import SERVER
 from fedtools.exchange.states import Spec
 from fedtools.methods.base import Changes, Method
 from fedtools.privacy.gaussian import most_noise
@@ -31,7 +39,7 @@ from fedtools.privacy.model_releases import cohort_of
 from fedtools.privacy.secagg.plan import plan
 from fedtools.privacy.secagg.session import Session
 from fedtools.privacy.secagg.signed import Step
-from fedtools.privacy.secagg.survivors import read_list
+from fedtools.privacy.secagg.survivors import most_certificate_bytes, read_list
 from fedtools.privacy.user_plan import UserPlan
 
 if TYPE_CHECKING:
@@ -41,6 +49,11 @@ if TYPE_CHECKING:
 # The steps to which the server replies with something for each client, or with one list for all.
 EACH, ALL = (Step.KEYS, Step.SHARES), (Step.MASKED, Step.SURVIVORS)
 FIRST_STEP = Step.KEYS.name.lower()
+# Of the files that an experiment begins with, those that a site has others of, or none.
+_OWN = (
+    *("nonce", "noise_key", "data.yaml", "config.yaml", "clients.txt", "sites.tsv", "facts.tsv"),
+    "origin",
+)
 
 
 class SecureRound:
@@ -58,23 +71,46 @@ class SecureRound:
 
     @cached_property
     def session(self) -> Session:
-        """Return what everybody computes from what is frozen."""
-        method, experiment = self._federation.method, self._experiment
-        names, keys = self._clients(), experiment.client_keys
-        if unknown := [name for name in names if name not in keys]:
-            raise UserError(f"{unknown[0]!r} has no key", path=experiment.path / "client_keys.tsv")
+        """Return what everybody computes from what is frozen, and from the round's first state."""
+        method, keys = self._federation.method, self._roster()
         options, sends = method.secure_sums, method.phase(self.number).sends
         assert options is not None and isinstance(sends, Changes)
         sizes = (math.prod(shape) for shape, _ in self.spec.values())
         return Session(
-            label=experiment.label,
+            label=self._experiment.label,
             round=self.number,
             attempt=self.folder.attempt(),
-            roster={name: keys[name] for name in names},
-            plan=plan(options, len(names)),
+            basis=f"{frozen_digest(self._experiment)} {self.folder.start_sum()}",
+            roster=keys,
+            plan=plan(options, len(keys)),
             size=sum(sizes),
             most=sends.grid.steps + most_noise(self.own_deviation),
         )
+
+    def _roster(self) -> dict[str, str]:
+        """Return the public keys of the clients that take part, whatever the round's folder says.
+
+        Raises:
+            UserError: if a client has a key that is no site's, although sites have keys.
+        """
+        experiment, privacy = self._experiment, self._federation.method.user_privacy
+        keys, cohorts = experiment.client_keys, privacy.cohorts if privacy else 0
+        turn = (self.number - 1) % cohorts if cohorts else 0
+        names = [
+            name
+            for name in byte_order(keys)
+            if not cohorts or cohort_of(experiment.seed, name, cohorts) == turn
+        ]
+        of_sites = {key for name, key in experiment.roster.items() if name != SERVER}
+        if wrong := [name for name in names if of_sites and keys[name] not in of_sites]:
+            problem = f"the key of {wrong[0]} is no site's in the roster"
+            raise UserError(problem, path=experiment.path / CLIENT_KEYS)
+        return {name: keys[name] for name in names}
+
+    def check_start(self) -> None:
+        """Raise a `UserError` if the round starts from another state than the session is about."""
+        if not self.session.basis.endswith(self.folder.start_sum()):
+            raise UserError("the state has changed during the round", path=self.folder.global_state)
 
     @cached_property
     def own_deviation(self) -> float:
@@ -85,10 +121,6 @@ class SecureRound:
     def spec(self) -> Spec:
         """Return the tensors of a client's change, in the order in which they are one vector."""
         return self._federation.states.shared_spec
-
-    def _clients(self) -> Sequence[str]:
-        path = clients_file(self.folder.path)
-        return read_lines(path) if path.exists() else self.folder.sampled()
 
     def sent(self, step: Step, job: int) -> Path:
         """Return the path of the messages of a job's clients."""
@@ -106,8 +138,10 @@ class SecureRound:
         """Return whether any client of a job is left, as far as the server has replied."""
         numbers = [self.session.number(client) for client in clients]
         if self.reply(Step.MASKED, job).exists():
-            content = self.reply(Step.MASKED, job).read_bytes()
-            return bool(read_list(self.session, content).survivors & {*numbers})
+            path = self.reply(Step.MASKED, job)
+            with open_received(path, most_certificate_bytes(self.session)) as file:
+                survivors = read_list(self.session, file.read()).survivors
+            return bool(survivors & {*numbers})
         for step in reversed(EACH):
             if self.reply(step, job).exists():
                 return self.reply(step, job).stat().st_size > 0
@@ -115,14 +149,15 @@ class SecureRound:
 
     def marks(self, jobs: Sequence[Sequence[str]]) -> list[Path]:
         """Return the messages that the clients of all jobs have to write now."""
-        step = self.due(next((job for job, clients in enumerate(jobs, 1) if clients), 1))
         numbered = enumerate(jobs, 1)
-        return [self.sent(step, job) for job, clients in numbered if self.left(job, clients)]
+        return [
+            self.sent(self.due(job), job) for job, clients in numbered if self.left(job, clients)
+        ]
 
-    def due(self, job: int = 1) -> Step:
+    def due(self, job: int) -> Step:
         """Return the step that the clients of a job have to do."""
-        before = [step for step in (*EACH, *ALL) if self.reply(step, job).exists()]
-        return list(Step)[len(before)]
+        steps = (*EACH, *ALL)
+        return next((one for one in steps if not self.reply(one, job).exists()), Step.UNMASK)
 
 
 def reply_names(job: int) -> dict[Step, str]:
@@ -134,9 +169,18 @@ def reply_names(job: int) -> dict[Step, str]:
     }
 
 
-def clients_file(folder: Path) -> Path:
-    """Return the path, in a round's folder at a site, of the list of all that take part."""
-    return folder / "secure.clients"
+def frozen_digest(experiment: Experiment) -> str:
+    """Return a sum of all that an experiment has fixed, the same at the server and all sites.
+
+    Paths, and what is told of a site's own data, do not count.
+    """
+    options = {one.name: getattr(experiment.options, one.name) for one in fields(Options)}
+    options["data"] = {}
+    for section, name in (("model", "path"), ("method_conf", "noise_key")):
+        options[section] = {key: one for key, one in options[section].items() if key != name}
+    sums = {name: one for name, one in experiment.sums.items() if name not in _OWN}
+    text = json.dumps([options, sums], sort_keys=True, default=str)
+    return sha256(text.encode()).hexdigest()
 
 
 def check_sums(method: Method, options: Options, clients: Sequence[str], where: str | Path) -> None:
@@ -150,9 +194,7 @@ def check_sums(method: Method, options: Options, clients: Sequence[str], where: 
         return
     if options.clients_per_round not in (None, 1.0):
         problem = f"clients_per_round: {options.clients_per_round} with secure sums"
-        remedy = (
-            "leave it out: who agrees on keys knows who takes part, so that no sample is secret"
-        )
+        remedy = "leave it out: who agrees on keys knows who takes part, and no sample is secret"
         raise UserError(problem, path=where, remedy=remedy)
     fewest = len(clients)
     if privacy.cohorts:
@@ -170,10 +212,10 @@ def replies_in(folder: Path) -> list[str]:
 
 
 def check_unsigned(experiment: Experiment, number: int, last: int) -> None:
-    """Raise a `UserError` if clients have signed a list of survivors in a round or a later one.
+    """Raise a `UserError` if clients may have signed a list of survivors in a round or later.
 
     They would refuse a second sum of the same changes, which tells more than one: see
-    `fedtools.privacy.secagg.promises`.
+    `fedtools.privacy.secagg.promises`. A list is signed as soon as it is seen, wherever that is.
 
     Args:
         number: the first round to be reset.
@@ -181,8 +223,7 @@ def check_unsigned(experiment: Experiment, number: int, last: int) -> None:
     """
     signed = [last] if number <= last and experiment.round(last).sampled() else []
     for at in range(number, last + 2):
-        folder = experiment.round(at).path
-        if any(folder.glob("secure.survivors.*")):
+        if (experiment.round(at).path / reply_names(1)[Step.MASKED]).exists():
             signed.append(at)
     if signed:
         problem = f"round {signed[0]} cannot be reset: clients have bound themselves to its sum"

@@ -67,12 +67,10 @@ def advance(
     Raises:
         UserError: if messages of a job are missing, or too few clients are left.
     """
-    steps = _Steps(SecureRound(federation, number), jobs)
-    step = steps.replay()
-    return steps.take(step, {*left_out})
+    return _Attempt(SecureRound(federation, number), jobs).advance({*left_out})
 
 
-class _Steps:
+class _Attempt:
     """The server in an attempt."""
 
     def __init__(self, round: SecureRound, jobs: Sequence[Sequence[str]]):
@@ -80,47 +78,53 @@ class _Steps:
         self._collector = Collector(self._session)
         self._jobs = [[self._session.number(name) for name in clients] for clients in jobs]
 
-    def replay(self) -> Step:
-        """Take again what was taken before, and return the step that is due."""
+    def advance(self, left_out: set[int]) -> Secured | None:
+        """Take again what was taken before, and do the next step."""
         for step in list(Step)[:-1]:
-            path = self._round.taken(step)
-            if not path.exists() or not self._is_replied(step):
-                return step
-            if step is Step.MASKED:
-                self._collector.restore(path.read_bytes())
-            else:
-                messages = read_box(path, range(self._session.plan.clients), 1 << 40)
-                self._act(step, self._named(messages))
-        return Step.UNMASK
+            if not self._round.taken(step).exists():
+                return self._take(step, left_out)
+            reply = self._retake(step)
+            if not self._is_replied(step):
+                # A kill came between the two; what was taken then counts.
+                self._reply(step, reply)
+                return None
+        return self._take(Step.UNMASK, left_out)
 
-    def take(self, step: Step, left_out: set[int]) -> Secured | None:
+    def _retake(self, step: Step) -> Any:
+        """Take the messages of a step that were taken before, and return the reply."""
+        path = self._round.taken(step)
+        if step is Step.MASKED:
+            return self._collector.restore(path.read_bytes())
+        every = range(self._session.plan.clients)
+        return self._act(step, self._named(read_box(path, every, self._most(step))))
+
+    def _take(self, step: Step, left_out: set[int]) -> Secured | None:
         """Take the messages of a step, and reply."""
         paths = self._come(step, left_out)
+        make_private(self._round.taken(step).parent)
         if step is Step.MASKED:
-            listed = self._collector.masked(self._streamed(step, paths))
-            make_private(self._round.taken(step).parent)
+            reply: Any = self._collector.masked(self._streamed(step, paths))
             write_bytes(self._round.taken(step), self._collector.snapshot())
-            write_bytes(self._round.reply(step, 1), listed)
         else:
             messages = dict(self._streamed(step, paths))
             reply = self._act(step, messages)
-            if step is Step.UNMASK:
-                return self._outcome(reply, messages)
-            numbers = self._session.numbers
-            usable = {numbers[name]: one for name, one in messages.items()}
-            taken = self._collector.taken(step)
-            make_private(self._round.taken(step).parent)
-            write_box(
-                self._round.taken(step),
-                {number: one for number, one in usable.items() if number in taken},
-            )
-            if step in EACH:
-                self._reply_each(step, reply)
-            else:
-                write_bytes(self._round.reply(step, 1), reply)
         for name, why in self._collector.refused.items():
             print(f"round {self._round.number}, {name}: lost: {why}", file=sys.stderr)
+        if step is Step.UNMASK:
+            return self._outcome(reply, messages)
+        if step is not Step.MASKED:
+            numbers, taken = self._session.numbers, self._collector.taken(step)
+            known = {numbers[name]: one for name, one in messages.items()}
+            usable = {number: one for number, one in known.items() if number in taken}
+            write_box(self._round.taken(step), usable)
+        self._reply(step, reply)
         return None
+
+    def _reply(self, step: Step, reply: Any) -> None:
+        if step in EACH:
+            self._reply_each(step, reply)
+        else:
+            write_bytes(self._round.reply(step, 1), reply)
 
     def _act(self, step: Step, messages: Mapping[str, bytes]) -> Any:
         return getattr(self._collector, step.name.lower())(messages)
@@ -138,17 +142,16 @@ class _Steps:
         """Return job -> the messages of its clients; raise a `UserError` if they have not come."""
         left = {*range(self._session.plan.clients)}
         if step is not Step.KEYS:
-            # Who has signed does not matter as soon as there are enough.
-            before = Step.MASKED if step is Step.UNMASK else list(Step)[list(Step).index(step) - 1]
-            left = {*self._collector.taken(before)}
-        paths = {
-            job: self._round.sent(step, job)
-            for job, numbers in enumerate(self._jobs, 1)
-            if job not in left_out and left & {*numbers}
-        }
-        for job, path in paths.items():
+            left = {*self._collector.taken(step.before)}
+        paths = {}
+        for job, numbers in enumerate(self._jobs, 1):
+            path = self._round.sent(step, job)
             # A dangling link counts as present; its clients are refused when it is read.
-            if not os.path.lexists(path):
+            if job in left_out or not numbers:
+                continue
+            if os.path.lexists(path):
+                paths[job] = path
+            elif left & {*numbers}:
                 remedy = f"run fedtools train-local --job {job}"
                 raise UserError("missing", path=path, remedy=remedy)
         return paths

@@ -187,7 +187,7 @@ def _check_kept(capsule: Experiment, clients: Sequence[str], number: int) -> Non
         trained = {
             row.client
             for row in read_round(capsule, at)
-            if (row.client_epochs > 0 or capsule.client_keys) and row.status in COUNTED
+            if row.client_epochs > 0 and row.status in COUNTED
         }
         if client := next((one for one in new if one in trained), ""):
             for one in new:

@@ -7,13 +7,11 @@ from pathlib import Path
 
 from fedtools.core.atomic import atomic_path, sha256
 from fedtools.core.errors import UserError
-from fedtools.core.untrusted import open_received, received_lines, sum_of
-from fedtools.data.datadir import byte_order
-from fedtools.exchange.experiment import write_clients
+from fedtools.core.untrusted import open_received
 from fedtools.federation.bounds import Bounds, check_least_summed
 from fedtools.federation.capsule import REQUEST, Request
 from fedtools.federation.federation import Federation
-from fedtools.federation.secure_round import FIRST_STEP, SecureRound, clients_file, reply_names
+from fedtools.federation.secure_round import FIRST_STEP, SecureRound, reply_names
 from fedtools.privacy.secagg.signed import Step
 
 # Of a reply: the shares of all neighbours of all clients of a site.
@@ -44,31 +42,18 @@ def receive_step(federation: Federation, asked: Request, request: Path, bounds: 
         UserError: if a file is not what the request states, or the sum is of fewer clients than the
             site allows.
     """
-    experiment, folder = federation.experiment, federation.experiment.round(asked.round).path
-    everybody = request / clients_file(folder).name
-    names, seal = received_lines(everybody, len(experiment.client_keys))
-    if asked.files.get(everybody.name) != sum_of(everybody, seal):
-        raise UserError("not what the request states", path=everybody)
-    if names != byte_order({*names}) or not {*folder_clients(federation, asked)} <= {*names}:
-        raise UserError("not a list of all clients that take part", path=everybody)
-    known = clients_file(folder)
-    if known.exists() and known.read_text("utf-8").splitlines() != names:
-        raise UserError("other clients than in the first step", path=everybody)
-    write_clients(known, names)
     round = SecureRound(federation, asked.round)
-    check_least_summed(experiment, round.session.plan.least, bounds)
+    check_least_summed(federation.experiment, round.session.plan.least, bounds)
     for step, name in reply_names(1).items():
         if name in asked.files:
             _receive(request / name, asked.files[name], round.reply(step, 1))
 
 
-def folder_clients(federation: Federation, asked: Request) -> list[str]:
-    """Return the site's own clients that take part."""
-    return federation.experiment.round(asked.round).sampled()
-
-
 def _receive(source: Path, digest: str, out: Path) -> None:
-    """Copy a file of a request, unless it is there; raise a `UserError` if it is another."""
+    """Copy a file of a request; raise a `UserError` if it is not what the request states.
+
+    Whether another one was used before, is asked of what the site's clients have kept.
+    """
     if out.exists() and sha256(out) == digest:
         return
     with atomic_path(out) as temporary:

@@ -99,6 +99,8 @@ def train_local(
     folder = federation.experiment.round(number)
     folder.require_begun("train")
     sampled, jobs = folder.sampled(), folder.jobs()
+    if folder.is_done() and federation.holder:
+        federation.holder.forget_all(federation.experiment.label)
     if job > jobs or folder.is_done():
         return
     phase = federation.method.phase(number)
@@ -289,9 +291,13 @@ def _secure_sum(
 ) -> Secured | None:
     """Do the server's next step of a secure sum, and return the sum after the last."""
     _check_clients(folder, sampled)
-    names = _sites_left(federation.experiment, without)
-    left_out = [names.index(site) + 1 for site in without]
     jobs = jobs_of(federation, folder.number)
+    # Without sites, jobs are left out by their numbers.
+    names = names_of(federation.experiment.sites) or [str(job + 1) for job in range(len(jobs))]
+    if unknown := [name for name in without if name not in names]:
+        problem = f"no site or job {unknown[0]!r} to leave out"
+        raise UserError(problem, path=federation.experiment.path)
+    left_out = [names.index(name) + 1 for name in without]
     return secure_server.advance(federation, folder.number, jobs, left_out)
 
 
@@ -329,6 +335,8 @@ def tidy(federation: Federation, number: int) -> None:
         experiment = federation.experiment
         federation.closed(number, draw(experiment, number, federation.method.phase(number)))
         remove_unwanted(experiment, federation.method, number)
+        if federation.method.secure_sums:
+            secure_server.forget(federation)
 
 
 def remove_unwanted(experiment: Experiment, method: Method, number: int) -> None:

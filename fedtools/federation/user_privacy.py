@@ -95,7 +95,7 @@ def noise_of_clients(path: Path, clients: int) -> list[str]:
     if not found.own_deviation:
         return []
     whole = found.own_deviation * sqrt(clients) / found.grid.steps
-    central = epsilon_of([Gaussian(whole, found.rounds)], found.delta)
+    central = epsilon_of([Gaussian(whole, found.rounds, discrete=True)], found.delta)
     return [
         f"each client adds noise of {found.own_deviation:.6g} steps: epsilon {found.epsilon:.4g} "
         f"against the server, {central:.4g} if all take part and none colludes"

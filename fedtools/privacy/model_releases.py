@@ -70,10 +70,13 @@ class ModelReleases:
     def _noisy(self, exact: np.ndarray, number: int) -> np.ndarray:
         """Return whole numbers with the round's noise, drawn once."""
         deviation = self.plan.deviation
-        if not deviation:
+        if not self._is_recorded:
             return exact
 
         def draw_noise(draw: int) -> np.ndarray:
+            if not deviation:
+                # Clients have added the noise.
+                return exact
             self._check_sample(number, draw)
             stream = self._key.stream("change", self.label, number, draw, deviation.hex(), exact)
             noise = rounded_gaussian(stream, deviation, len(exact))
@@ -83,6 +86,11 @@ class ModelReleases:
         own = self._experiment.at_server(number)
         found: np.ndarray = self.record.once(own, SERVER_NAME, draw_noise)
         return found
+
+    @property
+    def _is_recorded(self) -> bool:
+        """Return whether releases are noisy, and so written into the record."""
+        return bool(self.plan.deviation or self.plan.own_deviation)
 
     def _in_turns(self, total: np.ndarray, number: int) -> np.ndarray:
         """Return the estimate of a round's sum, see `fedtools.privacy.banded`.
@@ -155,7 +163,7 @@ class ModelReleases:
             problem = f"round {number}, and privacy was planned for {self.plan.rounds} rounds"
             remedy = "begin another experiment with more rounds"
             raise UserError(problem, path=self._experiment.path, remedy=remedy)
-        if self.plan.deviation:
+        if self._is_recorded:
             self.record.check()
             _ = self._key
 
@@ -164,7 +172,7 @@ class ModelReleases:
 
         Without noise they have no record, and are those of complete rounds.
         """
-        if not self.plan.deviation:
+        if not self._is_recorded:
             return {Row(at, 1, "") for at in range(1, self._experiment.last_round() + 1)}
         return self.record.of(SERVER_NAME)
 

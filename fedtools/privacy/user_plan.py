@@ -77,6 +77,18 @@ class UserPlan:
     trust: str = SERVER
     own_deviation: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Check what a site reckons with, which may be of a server that it does not trust.
+
+        Raises:
+            ValueError: if a number is out of range.
+        """
+        if self.rounds < 1 or not 0 < self.delta < 1:
+            raise ValueError(f"{self.rounds} rounds, and a delta of {self.delta}")
+        own = self.own_deviation
+        if own and not LEAST_SHARE <= own <= MOST_DEVIATION:
+            raise ValueError(f"own_deviation is {own:g} steps")
+
     @classmethod
     def of(
         cls,

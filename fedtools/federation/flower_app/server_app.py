@@ -36,6 +36,8 @@ app = ServerApp()
 # Seconds: messages outlive any round, and whom one waits for is said this often.
 TTL = 30 * 24 * 3600.0
 REMIND = 60.0
+# Of a secure sum.
+STEPS = ("keys", "shares", "masked", "survivors", "unmask")
 # For the process of a killed run to end.
 PATIENT = 60.0
 
@@ -178,7 +180,7 @@ class Experiment:
             # A client's name may have dots.
             whose = rest.rpartition(".")[0] in clients if head == "features" else False
             step, _, ours = rest.rpartition(".")
-            step_of = head == "secure" and step.isalpha() and ours == str(job)
+            step_of = head == "secure" and step == STEPS[self.turn(number)] and ours == str(job)
             if not whose and not step_of and not name.startswith(f"update.{job}."):
                 raise Problem(f"{name[:80]!r} is no file of this site")
         staged = self.scratch / "answer"

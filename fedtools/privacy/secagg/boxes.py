@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,6 +55,11 @@ def read_box(path: Path, clients: Collection[int], most: int) -> dict[int, bytes
     return dict(open_box(path, clients, most))
 
 
+def parse_box(content: bytes, path: Path, clients: Collection[int], most: int) -> dict[int, bytes]:
+    """Return the entries of a box that was read; arguments and errors as in `open_box`."""
+    return dict(_entries(BytesIO(content), path, clients, most))
+
+
 def open_box(path: Path, clients: Collection[int], most: int) -> Iterator[tuple[int, bytes]]:
     """Yield each client's number and content, in the order of the file.
 
@@ -66,14 +72,24 @@ def open_box(path: Path, clients: Collection[int], most: int) -> Iterator[tuple[
             own, no box, or has an entry of another client or a second one; later, if it becomes
             shorter.
     """
-    with open_received(path, len(clients) * (_HEAD_BYTES + most)) as file:
-        index = _index(file, path, set(clients), most)
-        for number, begin, size in index:
-            file.seek(begin)
-            content = file.read(size)
-            if len(content) != size:
-                raise UserError("changed while it was read", path=path)
-            yield number, content
+    with open_received(path, box_bytes(len(clients), most)) as file:
+        yield from _entries(file, path, clients, most)
+
+
+def box_bytes(clients: int, most: int) -> int:
+    """Return the largest size of a box with the entries of some clients, in bytes."""
+    return clients * (_HEAD_BYTES + most)
+
+
+def _entries(
+    file: BinaryIO, path: Path, clients: Collection[int], most: int
+) -> Iterator[tuple[int, bytes]]:
+    for number, begin, size in _index(file, path, set(clients), most):
+        file.seek(begin)
+        content = file.read(size)
+        if len(content) != size:
+            raise UserError("changed while it was read", path=path)
+        yield number, content
 
 
 def _index(file: BinaryIO, path: Path, clients: set[int], most: int) -> list[tuple[int, int, int]]:

@@ -134,8 +134,8 @@ class Collector:
         """Return what the masked vectors have become: the list of survivors, and the masked sum."""
         return write_list(self._session, self._listed) + self._total.tobytes()
 
-    def restore(self, content: bytes) -> None:
-        """Go on behind the masked vectors, from a snapshot.
+    def restore(self, content: bytes) -> bytes:
+        """Go on behind the masked vectors, from a snapshot, and return the list of survivors.
 
         Raises:
             UserError: if it is of another session, or no snapshot.
@@ -143,6 +143,7 @@ class Collector:
         words, whole = self._total.nbytes, memoryview(content)
         self._listed = read_list(self._session, whole[:-words])
         self._total = np.frombuffer(whole[-words:], self._total.dtype).copy()
+        return bytes(whole[:-words])
 
     def taken(self, step: Step) -> Collection[int]:
         """Return the numbers of the clients whose messages of a step before the last were taken."""

@@ -6,14 +6,15 @@
                                     the server has given to them, and of what they have sent
 
 The folder is the clients' own, on their disk, and no command of a server opens it. Secrets are
-removed as soon as the clients have answered the last step, or replaced in the next attempt or
-round. What a file system keeps of removed files is not erased.
+removed as soon as the clients have answered the last step, or the round is closed where they are,
+and replaced in the next attempt or round. What a file system keeps of removed files is not erased.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from fedtools.core.atomic import remove
 from fedtools.core.errors import UserError
+from fedtools.core.locks import lock
 from fedtools.core.secret_files import read_secret, write_secret
 from fedtools.exchange.private import make_private
 from fedtools.exchange.signed import make_key, read_key
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 # Of a client in the file of secrets, and of the rest.
 _CLIENT_BYTES, _MORE_BYTES = 1024, 4096
+_MOST_BYTES = 10_000 * _CLIENT_BYTES
 
 
 class Holder:
@@ -90,7 +93,37 @@ class Holder:
         remedy = "remove the file; its clients are lost in the open round"
         most = _MORE_BYTES + _CLIENT_BYTES * len(clients)
         found = _parse(read_secret(path, "file of secrets", remedy, most), path, remedy)
-        return found if found.session == session.digest.hex() else None
+        if found.session != session.digest.hex():
+            return None
+        if found.secrets.keys() != set(clients):
+            problem = f"has the secrets of other clients than those of job {job}"
+            raise UserError(problem, path=path, remedy="cut the round into the jobs that it had")
+        return found
+
+    def begin(self, session: Session, job: int, clients: Collection[str]) -> Attempt:
+        """Draw and keep the secrets of an attempt, in place of those of an earlier one.
+
+        Raises:
+            UserError: if the clients have signed in this round, or have secrets in another job.
+        """
+        self.promises.check(session)
+        if self.promises.signed(session.label, session.round):
+            problem = f"the clients have signed in round {session.round}, and forgotten their masks"
+            raise UserError(problem, path=self.folder)
+        for path in self.folder.glob(f"secrets.{session.label[:16]}.*"):
+            remedy = "cut the round into the jobs that it had"
+            kept = _parse(read_secret(path, "file of secrets", remedy, _MOST_BYTES), path, remedy)
+            if kept.session == session.digest.hex() and kept.secrets.keys() & set(clients):
+                raise UserError("has clients that are now in another job", path=path, remedy=remedy)
+        attempt = Attempt.new(session, clients)
+        self.keep(session, job, attempt)
+        return attempt
+
+    @contextmanager
+    def at_work(self, session: Session, job: int) -> Iterator[None]:
+        """Hold a job's secrets, also against copies of the experiment, while a block runs."""
+        with lock(self.folder, f"secrets.{session.label[:16]}.{job}"):
+            yield
 
     def keep(self, session: Session, job: int, attempt: Attempt) -> None:
         """Write what is kept of an attempt, in place of what was."""
@@ -99,6 +132,11 @@ class Holder:
     def forget(self, session: Session, job: int) -> None:
         """Remove the secrets of an attempt."""
         remove(self._path(session, job))
+
+    def forget_all(self, label: str) -> None:
+        """Remove all secrets of an experiment, whose round is closed."""
+        for path in self.folder.glob(f"secrets.{label[:16]}.*"):
+            remove(path)
 
     def _path(self, session: Session, job: int) -> Path:
         return self.folder / f"secrets.{session.label[:16]}.{job}"

@@ -51,6 +51,8 @@ class Session:
         label: what tells the experiment from all others, such as its random name.
         round: the round's number.
         attempt: from 1; an attempt with less than the least number of survivors is given up.
+        basis: what the clients' changes follow from: sums of the options and of the state that they
+            start from. Who was given others is in another session.
         roster: name -> Ed25519 public key, 64 hexadecimal digits, of the clients that are asked to
             take part. Clients of one site may have one key.
         plan: the numbers for that many clients.
@@ -61,6 +63,7 @@ class Session:
     label: str
     round: int
     attempt: int
+    basis: str
     roster: Mapping[str, str]
     plan: Plan
     size: int
@@ -105,7 +108,7 @@ class Session:
     def _seed(self) -> bytes:
         """Return the hash of what the graph follows from, which no client can influence."""
         rows = (part for name in self.names for part in (name, bytes.fromhex(self.roster[name])))
-        content = encode("graph", self.label, self.round, self.attempt, *rows)
+        content = encode("graph", self.label, self.round, self.attempt, self.basis, *rows)
         return hashlib.sha256(content).digest()
 
     @cached_property

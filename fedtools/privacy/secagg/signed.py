@@ -36,6 +36,12 @@ class Step(Enum):
     SURVIVORS = b"L"
     UNMASK = b"U"
 
+    @property
+    def before(self) -> Step:
+        """Return the step before; there is none before the first."""
+        steps = list(Step)
+        return steps[steps.index(self) - 1]
+
 
 def seal(
     step: Step, session: Session, sender: int, body: bytes | memoryview, key: Ed25519PrivateKey
