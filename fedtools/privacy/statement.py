@@ -54,7 +54,8 @@ The server, which saw each client's clipped change, is trusted, and so is who ho
   nothing else of the experiment's folder was given away."""
 _CLIENTS = """\
 The server saw no client's change, but their sum, with the noise of each. It need not be trusted, as
-  long as no more clients worked with it, or were lost, than the options say."""
+  long as no more clients worked with it, or were lost, than the options say; and, unless
+  `sums_conf.graph` is "complete", as long as it did not choose who was lost."""
 _FROM_DATA = "those who had data: no list was given, and who had any is taken as public"
 
 
