@@ -36,7 +36,6 @@ from math import comb, exp, expm1, floor, isfinite, log1p, log2, log10, sqrt
 from typing import Any
 
 from fedtools.core.errors import INSTALL_PRIVACY, UserError
-from fedtools.privacy.distributed import epsilon_of_rho
 
 # Larger noise multipliers are not searched.
 _MOST_NOISE = 1e6
@@ -110,6 +109,8 @@ def epsilon_of(mechanisms: Sequence[Gaussian], delta: float) -> float:
     """
     _check_delta(delta, mechanisms)
     if any(one.discrete for one in mechanisms):
+        from fedtools.privacy.distributed import epsilon_of_rho
+
         # A Gaussian has that rho, too, also with a sample, of which this takes no account.
         return epsilon_of_rho(_joint_mu(mechanisms) ** 2 / 2, delta)
     closed = _epsilon_of_mu(_joint_mu(mechanisms), delta)
