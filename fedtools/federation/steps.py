@@ -276,7 +276,7 @@ def aggregate(federation: Federation, number: int, without: Sequence[str] = ()) 
         print(f"round {number}, {refusal.client}: refused: {refusal.reason}", file=sys.stderr)
     if scalars := _scalars(server):
         write_scalars(experiment.tensorboard, "train", number, scalars)
-    down = secured.sent if secured else {}
+    down = secured.sent if secured else None
     write_ledger(folder.ledger, _ledger_rows(federation, server, begun, down))
     folder.close(sums_of(messages) if _kept(experiment, method, number) else {})
     federation.closed(number, sampled)
@@ -397,12 +397,15 @@ def _scalars(server: Server) -> dict[str, float]:
 
 
 def _ledger_rows(
-    federation: Federation, server: Server, begun: float, replies: Mapping[str, int]
+    federation: Federation,
+    server: Server,
+    begun: float,
+    replies: Mapping[str, int] | None = None,
 ) -> list[LedgerRow]:
     """Return the rows of a round.
 
     Args:
-        replies: client -> bytes that the server has sent to it beside the state.
+        replies: client -> bytes that the server has sent to it beside the state, if any.
     """
     number, sampled = server.round.number, server.round.sampled
     sizes = _sizes_down(federation, server.round)
@@ -417,7 +420,7 @@ def _ledger_rows(
             LedgerRow(
                 round=number,
                 client=client,
-                bytes_down=sizes.get(client, 0) + replies.get(client, 0),
+                bytes_down=sizes.get(client, 0) + (replies or {}).get(client, 0),
                 bytes_up=came.bytes if came else 0,
                 steps=message.steps if message else 0,
                 client_epochs=federation.task.epochs(client, message.steps) if message else 0,
