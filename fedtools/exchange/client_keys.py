@@ -7,12 +7,12 @@ Each client has made its key for itself; clients in one place may have the same.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedtools.core.errors import UserError
-from fedtools.core.tables import read_tsv, write_tsv
+from fedtools.core.tables import write_tsv
+from fedtools.exchange.signed import read_public_keys
 
 FILE = "client_keys.tsv"
 COLUMNS = ("client", "key")
@@ -28,18 +28,8 @@ def read_client_keys(path: Path, clients: Sequence[str] | None = None) -> dict[s
         UserError: naming the line, if a row is duplicated, malformed or of no client; or if one is
             missing.
     """
-    found, known = dict[str, str](), None if clients is None else set(clients)
-    for line, row in enumerate(read_tsv(path, COLUMNS), 2):
-        name, key, problem = row["client"], row["key"], ""
-        if known is not None and name not in known:
-            problem = f"{name!r} is no client of this experiment"
-        elif name in found:
-            problem = f"{name} came before"
-        elif not re.fullmatch("[0-9a-f]{64}", key):
-            problem = f"the key of {name} is not one of 64 hexadecimal digits"
-        if problem:
-            raise UserError(problem, path=path, line=line)
-        found[name] = key
+    known = None if clients is None else set(clients)
+    found = read_public_keys(path, COLUMNS, known, distinct=False)
     if missing := [name for name in clients or () if name not in found]:
         remedy = "add what fedtools client-keys prints there"
         raise UserError(f"no key of {missing[0]}", path=path, remedy=remedy)

@@ -12,7 +12,7 @@ statements have no signatures, and whoever carries them is trusted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -96,25 +96,43 @@ def read_roster(path: Path, sites: Iterable[str] | None = None) -> dict[str, str
     Raises:
         UserError: if a row is missing, duplicated or of no site, or two rows have the same key.
     """
-    found: dict[str, str] = {}
     wanted = None if sites is None else {SERVER, *sites}
-    for line, row in enumerate(read_tsv(path, COLUMNS), 2):
-        name, key, problem = row["site"], row["key"], ""
-        if wanted is not None and name not in wanted:
-            problem = f"{name!r} is no site of this experiment"
-        elif name in found:
-            problem = f"{name} came before"
-        elif not re.fullmatch("[0-9a-f]{64}", key):
-            problem = f"the key of {name} is not one of 64 hexadecimal digits"
-        elif key in found.values():
-            problem = f"{name} has the key of another"
-        if problem:
-            raise UserError(problem, path=path, line=line)
-        found[name] = key
+    found = read_public_keys(path, COLUMNS, wanted, distinct=True)
     for name in byte_order((wanted or {SERVER}) - found.keys()):
         remedy = "add what fedtools site-key prints there"
         raise UserError(f"no key of {name}", path=path, remedy=remedy)
     return {name: found[name] for name in byte_order(found)}
+
+
+def read_public_keys(
+    path: Path, columns: Sequence[str], wanted: Collection[str] | None, distinct: bool
+) -> dict[str, str]:
+    """Read a table of public keys, in the order of its rows.
+
+    Args:
+        columns: what the keys are of, such as "site", and "key".
+        wanted: the names that may be there; None for any.
+        distinct: whether no two rows may have the same key.
+
+    Raises:
+        UserError: naming the line of the first row that is wrong.
+    """
+    found, keys = dict[str, str](), set[str]()
+    for line, row in enumerate(read_tsv(path, columns), 2):
+        name, key, problem = row[columns[0]], row["key"], ""
+        if wanted is not None and name not in wanted:
+            problem = f"{name!r} is no {columns[0]} of this experiment"
+        elif name in found:
+            problem = f"{name} came before"
+        elif not re.fullmatch("[0-9a-f]{64}", key):
+            problem = f"the key of {name} is not one of 64 hexadecimal digits"
+        elif distinct and key in keys:
+            problem = f"{name} has the key of another"
+        if problem:
+            raise UserError(problem, path=path, line=line)
+        found[name] = key
+        keys.add(key)
+    return found
 
 
 def write_roster(path: Path, roster: Mapping[str, str]) -> None:
